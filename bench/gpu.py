@@ -16,6 +16,9 @@ import sys
 import time
 from pathlib import Path
 
+from measure import Bench, CommandFailed, NotEqual, within
+from parts import decode as decoding, sft
+
 # Dense bf16 operations and bytes of memory per second, from NVIDIA's data sheets, by the name that nvidia-smi gives.
 PEAKS = {
     "H100 80GB HBM3": (989e12, 3.35e12),
@@ -36,8 +39,12 @@ def add_figure(figures, name, value, unit, limit=None, limit_of=None):
     print(figure)
 
 
+def lines_of(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
 def rows_of(run):
-    return [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    return lines_of(Path(run) / "metrics.jsonl")
 
 
 def nvidia_smi(query):
@@ -98,9 +105,19 @@ def training(options):
             add_figure(options.figures, f"{options.name}: {part}", seconds, "s")
 
 
-def generate(options, new, prompts):
-    command = [options.binary, "generate", "--model", options.model, "--device", options.device, "--input", prompts, "--raw"]
-    command += ["--dtype", "bfloat16", "--output", "decoded.jsonl", "--force", "--ignore-eos", "--temperature", "0", "--batch-size", str(options.batch)]
+def prompts_of(batch):
+    return f"prompts-{batch}.jsonl"
+
+
+def replies_of(batch, dtype):
+    return f"replies-{batch}-{dtype}.jsonl"
+
+
+def generate(options, new):
+    """Greedy replies to the prompts of a batch, which stay in a file; returns the seconds."""
+    command = [options.binary, "generate", "--model", options.model, "--device", options.device]
+    command += ["--input", prompts_of(options.batch), "--output", replies_of(options.batch, options.dtype), "--force"]
+    command += ["--dtype", options.dtype, "--raw", "--ignore-eos", "--temperature", "0", "--batch-size", str(options.batch)]
     started = time.perf_counter()
     subprocess.run(
         command + ["--max-new-tokens", str(new)],
@@ -112,25 +129,72 @@ def generate(options, new, prompts):
 
 def decode(options):
     """The time of a step: that of a run with many new tokens less that of a run with one."""
-    prompts = f"prompts-{options.batch}.jsonl"
-    with open(prompts, "w") as file:
+    with open(prompts_of(options.batch), "w") as file:
         for row in range(options.batch):
             ids = [5 + (row * 31 + at * 7) % 290 for at in range(options.prompt)]
             file.write(json.dumps({"ids": ids}) + "\n")
     generate(options, 1, prompts)
-    once = min(generate(options, 1, prompts) for _ in range(2))
-    whole = min(generate(options, 1 + options.new, prompts) for _ in range(2))
+    once = min(generate(options, 1) for _ in range(2))
+    whole = min(generate(options, 1 + options.new) for _ in range(2))
     milliseconds = (whole - once) / options.new * 1e3
     limit = None
     _, bytes_per_second = peaks()
     if bytes_per_second:
-        # Every weight once, and the keys and values of all tokens so far, in bf16.
+        # Every weight once, and the keys and values of all tokens so far.
         parameters, kv_per_token, _ = parameters_of(options.model)
         cached = options.batch * (options.prompt + options.new / 2) * kv_per_token
-        limit = 2 * (parameters + cached) / bytes_per_second * 1e3
+        limit = {"bfloat16": 2, "float32": 4}[options.dtype] * (parameters + cached) / bytes_per_second * 1e3
     name = options.name
     add_figure(options.figures, f"{name}: decoding step", milliseconds, "ms", limit, "bytes of weights and cache")
     add_figure(options.figures, f"{name}: new tokens", options.batch / milliseconds * 1e3, "1/s")
+
+
+class Peers:
+    """transformers on the rows and prompts that the program has had: what it computes must be equal, then its time counts."""
+
+    def __init__(self, options):
+        self.options = options
+        self.bench = Bench(options.binary, options.threads, 1, False, ".", None, [])
+
+    def decode(self, batch, dtype, cache):
+        replies = lines_of(replies_of(batch, dtype))
+        ids = [reply["ids"] for reply in replies]
+        run = self.bench.peer(
+            "decode.py", model=self.options.model, prompts=prompts_of(batch), new=len(ids[0]) - 1, cache=cache, dtype=dtype,
+            device="cuda")
+        draws = decoding.same_tokens({"ids": ids}, run, dtype)
+        name = f"transformers, batch {batch}, {dtype}, {cache} cache"
+        add_figure(self.options.figures, f"{name}: replies that part at a draw", draws, "", batch, "replies")
+        add_figure(self.options.figures, f"{name}: decoding step", run["value"], "ms")
+
+    def train(self, precision):
+        metrics = rows_of(self.options.run)
+        run = self.bench.peer(
+            "sft.py", model=self.options.model, rows=self.options.rows, steps=len(metrics), micro=self.options.micro,
+            accumulation=1, precision=precision, learning_rate=metrics[0]["lr"], device="cuda")
+        tolerance = sft.TOLERANCE["bfloat16"]
+        name = f"transformers, {precision}"
+        difference = within(tolerance, name, [row["loss"] for row in metrics], run["losses"])
+        seconds = statistics.median(run["seconds"][SKIPPED_STEPS:])
+        add_figure(self.options.figures, f"{name}: largest difference of losses", difference, "", tolerance, "tolerance")
+        add_figure(self.options.figures, f"{name}: tokens", statistics.median(row["tokens"] for row in metrics) / seconds, "1/s")
+        add_figure(self.options.figures, f"{name}: step", seconds, "s")
+        add_figure(self.options.figures, f"{name}: peak of device memory", run["device_peak_bytes"] / 2**20, "MiB")
+
+
+def peers(options):
+    """Exit code 1 if something was not equal, after everything else has run."""
+    side, failed = Peers(options), []
+    parts = [(side.train, precision) for precision in sft.PRECISIONS["bfloat16"]]
+    parts += [(side.decode, options.exact_batch, "float32", "dynamic")]
+    parts += [(side.decode, batch, "bfloat16", cache) for batch in options.batches for cache in ("dynamic", "static")]
+    for part, *arguments in parts:
+        try:
+            part(*arguments)
+        except (NotEqual, CommandFailed) as error:
+            failed.append(f"{arguments}: {error}")
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 def tokenizer(options):
@@ -249,7 +313,9 @@ def main():
 
     verb(compare, "figures", "name", "left", "right", tolerance=1e-3)
     verb(training, "figures", "name", "run").add_argument("model", nargs="?")
-    verb(decode, "figures", "name", "binary", "model", "device", batch=1, new=128, prompt=128, preload="")
+    verb(decode, "figures", "name", "binary", "model", "device", batch=1, new=128, prompt=128, preload="", dtype="bfloat16")
+    child = verb(peers, "figures", "binary", "model", "run", "rows", micro=4, exact_batch=1, threads=os.cpu_count())
+    child.add_argument("--batches", nargs="+", type=int, default=[1])
     verb(tokenizer, "source", "config", "folder")
     verb(machine, out="", name="", stand_in="no", torch="", root="", commit="")
     child = verb(record, "out", "step")

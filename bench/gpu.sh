@@ -126,8 +126,16 @@ step_decode() {
     life
     model "$small"
     for batch in $batches; do
-        report decode "batch $batch" "$binary" "model-$small" "$device" --batch "$batch" --new "$new" --preload "$accelerator"
+        decode "batch $batch" --batch "$batch" --new "$new"
     done
+    # A few tokens in fp32, which hardly round: the peer must have the same ones.
+    decode "batch $exact_batch, fp32" --batch "$exact_batch" --new "$exact_new" --dtype float32
+}
+
+decode() { # NAME OPTION...
+    name=$1
+    shift
+    report decode "$name" "$binary" "model-$small" "$device" --preload "$accelerator" "$@"
 }
 
 sft() { # NAME MODEL SETTING...: a few steps of SFT in bf16
@@ -138,7 +146,8 @@ sft() { # NAME MODEL SETTING...: a few steps of SFT in bf16
     rows "$row" 64
     rm -rf "$name"
     train sft "$name" "$device" "model.path='model-$shape'" "model.dtype='bfloat16'" "data.train=['rows-$row.jsonl']" \
-        "data.max_length=$row" train.steps=8 train.lr=1e-5 train.micro_batch_size=4 "$@"
+        "data.max_length=$row" data.shuffle=false train.steps=8 train.lr=1e-5 train.eps=1e-8 "train.scheduler='constant'" \
+        "train.micro_batch_size=$micro" "$@"
     report training "$name" "$name" "model-$shape"
     rm -rf "$name/final"
 }
@@ -152,11 +161,10 @@ step_sft_1b_budget() {
 }
 
 step_peers() {
-    python3 -c 'import torch, transformers; torch.cuda.init()' || return 77
-    life
-    model "$small"
-    python3 "$here/peers/gpu.py" "model-$small" --batches $batches --new "$new" --row "$row" >"$figures"
-    cat "$figures"
+    python3 -c 'import torch, transformers as peer; torch.cuda.init(); print("transformers", peer.__version__)' || return 77
+    test -f sft-1b/metrics.jsonl || sft sft-1b "$small"
+    test -f "replies-$exact_batch-float32.jsonl" || step_decode
+    report peers "$binary" "model-$small" sft-1b "rows-$row.jsonl" --micro "$micro" --exact-batch "$exact_batch" --batches $batches
 }
 
 step_ppo_4x1b() {
@@ -181,7 +189,7 @@ limit_of() { # STEP: its seconds
     case $1 in
         doctor | nccl) echo 60 ;;
         parity) echo 420 ;;
-        budgets | zero | ppo-4x1b) echo 300 ;;
+        budgets | zero | ppo-4x1b | peers) echo 300 ;;
         sft-8b) echo 540 ;;
         *) echo 180 ;;
     esac
@@ -224,7 +232,8 @@ find_torch() {
 }
 
 prepare_gpu() {
-    device=cuda ranks_device=cuda:0 threads=4 small=1b large=8b row=2048 new=128 batches="1 32 256" reply=128 rollout=32
+    device=cuda ranks_device=cuda:0 threads=4 small=1b large=8b row=2048 new=128 batches="1 32 256" exact_batch=32 exact_new=32
+    micro=4 reply=128 rollout=32
     small_budget=14GiB
     command -v nvidia-smi >/dev/null || fail "there is no nvidia-smi: this machine has no GPU of NVIDIA, use --stand-in"
     mebibytes=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -n 1)
@@ -233,7 +242,8 @@ prepare_gpu() {
 }
 
 prepare_stand_in() {
-    device=mps ranks_device=mps threads=1 small=tiny large=tiny row=128 new=8 batches="1 4" reply=8 rollout=8
+    device=mps ranks_device=mps threads=1 small=tiny large=tiny row=128 new=8 batches="1 4" exact_batch=4 exact_new=4
+    micro=4 reply=8 rollout=8
     small_budget=8MiB ppo_budget=16MiB large_budget=8MiB
     accelerator=$(ls -t "$root"/target/release/build/accelerator-*/out/libaccelerator.so 2>/dev/null | head -n 1)
     test -n "$accelerator" || fail "the accelerator is not built: run cargo test --release -p colossal-chat --test integration --no-run"

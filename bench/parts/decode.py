@@ -12,7 +12,8 @@ from shapes import llama
 
 BATCHES = [1, 8, 32]
 PROMPT_LENGTH = 128
-DRAW = 1e-4  # two logits this close may change places by rounding
+# Two logits this close may change places by rounding: a logit of 4 to 8 in bf16 is a multiple of 2^-5.
+DRAW = {"float32": 1e-4, "bfloat16": 2**-4}
 
 
 class Generation:
@@ -52,7 +53,7 @@ def compare(bench, batch):
         setting=setting and f"{setting} cache")
 
 
-def same_tokens(ours, peer):
+def same_tokens(ours, peer, dtype="float32"):
     """Stops the part when a token differs, unless the peer's two largest logits were equal up to rounding there.
 
     After such a draw the rest of the reply is another text, so it is not compared. Returns the number of draws.
@@ -63,7 +64,7 @@ def same_tokens(ours, peer):
             continue
         place = next(place for place, pair in enumerate(zip(mine, theirs)) if pair[0] != pair[1])
         gap = peer["gaps"][row][place]
-        if gap > DRAW:
+        if gap > DRAW[dtype]:
             raise NotEqual(f"token {place} of reply {row} is {mine[place]}, the peer has {theirs[place]} ({gap=:.2g})")
         draws += 1
     return draws

@@ -1,7 +1,5 @@
 """The peer of `colossal-chat generate`: greedy `generate` of transformers, with one of its two caches."""
 
-import time
-
 import settings as process
 import torch
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
@@ -21,12 +19,13 @@ class Gaps(LogitsProcessor):
 
 def main():
     settings = process.read()
-    model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=getattr(torch, settings.dtype), attn_implementation="sdpa")
+    model.to(settings.device)
     model.generation_config.eos_token_id = None
-    prompts = torch.tensor([row["ids"] for row in process.read_lines(settings.prompts)])
+    prompts = torch.tensor([row["ids"] for row in process.read_lines(settings.prompts)], device=settings.device)
 
     def generate(new, processors=()):
-        started = time.perf_counter()
+        started = process.seconds(settings)
         output = model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
@@ -37,7 +36,7 @@ def main():
             disable_compile=True,
             logits_processor=LogitsProcessorList(processors),
         )
-        return output[:, prompts.shape[1] :].tolist(), time.perf_counter() - started
+        return output[:, prompts.shape[1] :].tolist(), process.seconds(settings) - started
 
     with torch.no_grad():
         gaps = Gaps()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,13 +10,22 @@ import torch
 
 
 def read():
-    settings = SimpleNamespace(**json.loads(sys.argv[1]))
+    settings = SimpleNamespace(**{"device": "cpu", "dtype": "float32", "learning_rate": 1e-4} | json.loads(sys.argv[1]))
     torch.set_num_threads(settings.threads)
     torch.manual_seed(0)
     return settings
 
 
+def seconds(settings):
+    """A clock that waits for the GPU first, which computes while Python goes on."""
+    if settings.device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def write(result):
+    if torch.cuda.is_initialized():
+        result["device_peak_bytes"] = torch.cuda.max_memory_allocated()
     Path(sys.argv[2]).write_text(json.dumps(result))
 
 

@@ -9,10 +9,10 @@ from transformers import AutoModelForCausalLM
 def loss_of(model, rows, step_rows):
     targets = sum(len(row) - 1 for row in step_rows)
     return model(
-        input_ids=training.pad(rows, 0),
-        labels=training.pad(rows, -100),
-        attention_mask=training.mask(rows),
-        num_items_in_batch=torch.tensor(targets),
+        input_ids=training.pad(rows, 0, model.device),
+        labels=training.pad(rows, -100, model.device),
+        attention_mask=training.mask(rows, model.device),
+        num_items_in_batch=torch.tensor(targets, device=model.device),
         use_cache=False,
     ).loss
 

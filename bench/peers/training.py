@@ -7,35 +7,36 @@ weights and gradients, and fp32 copies of the weights that the optimizer updates
 """
 
 import contextlib
-import time
 
+import settings as process
 import torch
 
 
-def pad(rows, value):
+def pad(rows, value, device="cpu"):
     """Right padding to the longest row."""
     longest = max(map(len, rows))
-    return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
+    return torch.tensor([row + [value] * (longest - len(row)) for row in rows], device=device)
 
 
-def mask(rows):
+def mask(rows, device="cpu"):
     """The attention mask, and none when no row is padded: attention is faster without one."""
-    return None if len(set(map(len, rows))) == 1 else pad([[1] * len(row) for row in rows], 0)
+    return None if len(set(map(len, rows))) == 1 else pad([[1] * len(row) for row in rows], 0, device)
 
 
-def load(model_class, path, precision):
-    dtype = torch.bfloat16 if precision == "masters" else torch.float32
-    return model_class.from_pretrained(path, dtype=dtype, attn_implementation="sdpa").train()
+def load(model_class, settings):
+    dtype = torch.bfloat16 if settings.precision == "masters" else torch.float32
+    model = model_class.from_pretrained(settings.model, dtype=dtype, attn_implementation="sdpa")
+    return model.to(settings.device).train()
 
 
 class Optimizer:
     """Fused AdamW with clipping, on the weights themselves or on fp32 copies of bf16 weights."""
 
-    def __init__(self, model, masters):
+    def __init__(self, model, masters, learning_rate):
         self.weights = list(model.parameters())
         self.masters = masters
         self.adamw = torch.optim.AdamW(
-            masters or self.weights, lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, fused=True)
+            masters or self.weights, lr=learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, fused=True)
 
     def step(self):
         if self.masters:
@@ -50,8 +51,8 @@ class Optimizer:
             weight.grad = None
 
 
-def fp32_copies(model_class, path):
-    model = model_class.from_pretrained(path, dtype=torch.float32)
+def fp32_copies(model_class, settings):
+    model = model_class.from_pretrained(settings.model, dtype=torch.float32).to(settings.device)
     return [weight.detach().clone() for weight in model.parameters()]
 
 
@@ -60,17 +61,17 @@ def train(model_class, settings, rows, loss_of):
 
     Returns the loss and the seconds of each step.
     """
-    masters = fp32_copies(model_class, settings.model) if settings.precision == "masters" else None
-    model = load(model_class, settings.model, settings.precision)
-    optimizer = Optimizer(model, masters)
+    masters = fp32_copies(model_class, settings) if settings.precision == "masters" else None
+    model = load(model_class, settings)
+    optimizer = Optimizer(model, masters, settings.learning_rate)
     autocast = contextlib.nullcontext()
     if settings.precision == "autocast":
-        autocast = torch.autocast("cpu", dtype=torch.bfloat16)
+        autocast = torch.autocast(settings.device, dtype=torch.bfloat16)
     size = settings.micro * settings.accumulation
     losses, seconds = [], []
     for step in range(settings.steps):
         step_rows = rows[step * size : (step + 1) * size]
-        started = time.perf_counter()
+        started = process.seconds(settings)
         total = 0.0
         for first in range(0, size, settings.micro):
             with autocast:
@@ -78,6 +79,6 @@ def train(model_class, settings, rows, loss_of):
             loss.backward()
             total += loss.item()
         optimizer.step()
-        seconds.append(time.perf_counter() - started)
+        seconds.append(process.seconds(settings) - started)
         losses.append(total)
     return {"losses": losses, "seconds": seconds}
