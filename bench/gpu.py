@@ -29,14 +29,16 @@ PEAKS = {
 }
 # First steps of a run, in which kernels are loaded and memory is taken.
 SKIPPED_STEPS = 2
-SUMMARY_LINES = 60
+SUMMARY_LINES = 80
+KERNEL_LINES = 40
 
 
-def add_figure(figures, name, value, unit, limit=None, limit_of=None):
+def add_figure(figures, name, value, unit, limit=None, limit_of=None, shown=True):
     figure = {"name": name, "value": value, "unit": unit, "limit": limit, "limit_of": limit_of}
     with open(figures, "a") as file:
         file.write(json.dumps(figure) + "\n")
-    print(figure)
+    if shown:
+        print(figure)
 
 
 def lines_of(path):
@@ -147,6 +149,26 @@ def decode(options):
     name = options.name
     add_figure(options.figures, f"{name}: decoding step", milliseconds, "ms", limit, "bytes of weights and cache")
     add_figure(options.figures, f"{name}: new tokens", options.batch / milliseconds * 1e3, "1/s")
+
+
+def kernels(options):
+    """Prints the kernels of a run that took longest, and adds the time in which none ran to the figures."""
+    runs = [line.rsplit("\t", 2) for line in Path(options.trace).read_text().splitlines()]
+    spans = sorted((int(start), int(end)) for _, start, end in runs)
+    busy, until = 0, 0
+    for start, end in spans:
+        busy += max(0, end - max(start, until))
+        until = max(until, end)
+    totals = {}
+    for name, start, end in runs:
+        nanoseconds, count = totals.get(name, (0, 0))
+        totals[name] = nanoseconds + int(end) - int(start), count + 1
+    whole = until - spans[0][0]
+    print(f"{options.name}: kernels run for {busy / 1e6:.1f} of {whole / 1e6:.1f} ms")
+    for name, (nanoseconds, count) in sorted(totals.items(), key=lambda item: -item[1][0])[:KERNEL_LINES]:
+        print(f"{nanoseconds / 1e6:10.3f} ms {count:7}  {name[:150]}")
+    print()
+    add_figure(options.figures, f"{options.name}: time with a kernel", busy / whole * 100, "%", shown=False)
 
 
 class Peers:
@@ -275,7 +297,11 @@ def record(options):
     write(out, results)
 
 
-NOT_RUN = {"nccl": "it needs a GPU and its NCCL", "peers": "python3 has no torch for GPUs, or no transformers"}
+NOT_RUN = {
+    "nccl": "it needs a GPU and its NCCL",
+    "peers": "python3 has no torch for GPUs, or no transformers",
+    "kernels": "it needs a compiler of C, and CUPTI",
+}
 
 
 def summary(options):
@@ -316,6 +342,7 @@ def main():
     verb(decode, "figures", "name", "binary", "model", "device", batch=1, new=128, prompt=128, preload="", dtype="bfloat16")
     child = verb(peers, "figures", "binary", "model", "run", "rows", micro=4, exact_batch=1, threads=os.cpu_count())
     child.add_argument("--batches", nargs="+", type=int, default=[1])
+    verb(kernels, "figures", "name", "trace")
     verb(tokenizer, "source", "config", "folder")
     verb(machine, out="", name="", stand_in="no", torch="", root="", commit="")
     child = verb(record, "out", "step")

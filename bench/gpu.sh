@@ -10,7 +10,7 @@ set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
-all="doctor parity stages ranks nccl budgets zero decode sft-1b sft-1b-budget peers ppo-4x1b sft-8b"
+all="doctor parity stages ranks nccl budgets zero decode sft-1b sft-1b-budget peers ppo-4x1b kernels sft-8b"
 
 usage() {
     cat <<USAGE
@@ -165,6 +165,24 @@ step_peers() {
     test -f sft-1b/metrics.jsonl || sft sft-1b "$small"
     test -f "replies-$exact_batch-float32.jsonl" || step_decode
     report peers "$binary" "model-$small" sft-1b "rows-$row.jsonl" --micro "$micro" --exact-batch "$exact_batch" --batches $batches
+}
+
+step_kernels() { # the time of each kernel of a step of decoding and of SFT, by CUPTI
+    cupti=$(find -L "$torch/../.." /usr/local/cuda -name cupti.h 2>/dev/null | head -n 1)
+    library=$(find -L "$torch/../.." /usr/local/cuda -name 'libcupti.so.1[3-9]' 2>/dev/null | head -n 1)
+    command -v cc && test -n "$cupti" -a -n "$library" || return 77
+    cc -shared -fPIC -I "$(dirname "$cupti")" -I /usr/local/cuda/include "$here/gpu/kernels.c" -o libkernels.so "$library"
+    ln -sf "$library" lib/
+    life
+    model "$small"
+    accelerator=./libkernels.so KERNELS_OUT=decode.tsv
+    export KERNELS_OUT
+    decode "batch 1, with the profiler" --batch 1 --new "$new"
+    KERNELS_OUT=sft.tsv
+    sft sft-kernels "$small"
+    for run in decode sft; do
+        report kernels "$run" "$run.tsv" >>kernels.txt
+    done
 }
 
 step_ppo_4x1b() {
@@ -322,4 +340,5 @@ for step in ${steps:-$all}; do
     fi
     python3 "$here/gpu.py" record "$out" "$step" "$rc" "$(($(date +%s) - started))" "$limit" "$work"
 done
+test ! -f "$work/kernels.txt" || mv "$work/kernels.txt" "${out%.json}-kernels.txt"
 python3 "$here/gpu.py" summary "$out" ${steps:-$all}
