@@ -135,7 +135,7 @@ def decode(options):
         for row in range(options.batch):
             ids = [5 + (row * 31 + at * 7) % 290 for at in range(options.prompt)]
             file.write(json.dumps({"ids": ids}) + "\n")
-    generate(options, 1, prompts)
+    generate(options, 1)
     once = min(generate(options, 1) for _ in range(2))
     whole = min(generate(options, 1 + options.new) for _ in range(2))
     milliseconds = (whole - once) / options.new * 1e3
