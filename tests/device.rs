@@ -45,9 +45,11 @@ impl Device {
     /// `sets` with budgets for this device. Memory of a GPU comes in pieces of 2 MiB, and its libraries take
     /// some for themselves: it gets four times as much.
     fn budgets(&self, sets: &str) -> String {
+        // A chunk of a GPU is a multiple of 2 MiB, and static placement keeps all of them.
+        let factor = if sets.contains("'static'") { 8 } else { 4 };
         let scale = |word: &str| match word.strip_suffix("MiB") {
             Some(number) if !self.is_stand_in() => {
-                format!("{}MiB", number.parse::<u64>().unwrap() * 4)
+                format!("{}MiB", number.parse::<u64>().unwrap() * factor)
             }
             _ => word.to_owned(),
         };

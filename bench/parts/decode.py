@@ -12,8 +12,9 @@ from shapes import llama
 
 BATCHES = [1, 8, 32]
 PROMPT_LENGTH = 128
-# Two logits this close may change places by rounding: a logit of 4 to 8 in bf16 is a multiple of 2^-5.
-DRAW = {"float32": 1e-4, "bfloat16": 2**-4}
+# Two logits this close may change places by rounding. A logit of 2 to 4 in bf16 is a multiple of 2^-6, and the layers
+# before it have rounded as well.
+DRAW = {"float32": 1e-4, "bfloat16": 2**-3}
 
 
 class Generation:

@@ -3,7 +3,8 @@
 A plain loop, because the Trainer of transformers does the same with more around it.
 
 Two precisions of bf16 are offered. `autocast` keeps fp32 weights and casts them at each product. `masters` has bf16
-weights and gradients, and fp32 copies of the weights that the optimizer updates.
+weights and gradients, and fp32 copies of the weights that the optimizer updates. Both begin with the weights that
+colossal-chat begins with, which reads the file in bf16: a weight that begins between two numbers of bf16 takes other steps.
 """
 
 import contextlib
@@ -24,9 +25,9 @@ def mask(rows, device="cpu"):
 
 
 def load(model_class, settings):
-    dtype = torch.bfloat16 if settings.precision == "masters" else torch.float32
-    model = model_class.from_pretrained(settings.model, dtype=dtype, attn_implementation="sdpa")
-    return model.to(settings.device).train()
+    dtype = torch.float32 if settings.precision == "float32" else torch.bfloat16
+    model = model_class.from_pretrained(settings.model, dtype=dtype, attn_implementation="sdpa").to(settings.device)
+    return (model.float() if settings.precision == "autocast" else model).train()
 
 
 class Optimizer:
@@ -51,18 +52,13 @@ class Optimizer:
             weight.grad = None
 
 
-def fp32_copies(model_class, settings):
-    model = model_class.from_pretrained(settings.model, dtype=torch.float32).to(settings.device)
-    return [weight.detach().clone() for weight in model.parameters()]
-
-
 def train(model_class, settings, rows, loss_of):
     """Trains on `rows` in their order. `loss_of(model, micro_batch, step_rows)` is the share of one micro-batch.
 
     Returns the loss and the seconds of each step.
     """
-    masters = fp32_copies(model_class, settings) if settings.precision == "masters" else None
     model = load(model_class, settings)
+    masters = [weight.detach().float() for weight in model.parameters()] if settings.precision == "masters" else None
     optimizer = Optimizer(model, masters, settings.learning_rate)
     autocast = contextlib.nullcontext()
     if settings.precision == "autocast":

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use parallel::autograd;
 use parallel::comm::ProcessGroup;
 use parallel::kernels::{linear, rms_norm};
+use parallel::dispatch::{self, Value};
 use parallel::{Parameter, Placement, weight_grad_store};
 use tch::{Kind, Tensor, no_grad};
 
@@ -380,9 +381,14 @@ impl Norm {
 
     /// The norm of `x` `[.., size]`, and `1 / rms(x)` in fp32, `[.., 1]`, of libtorch's operations.
     fn rms_with_root(&self, x: &Tensor) -> (Tensor, Tensor) {
-        let full = x.to_kind(Kind::Float);
-        let root = (full.square().mean_dim(-1, true, Kind::Float) + self.eps).rsqrt();
-        let mut normed = (full * &root).to_kind(x.kind());
+        let (mut normed, root) = if x.device().is_cuda() {
+            // The weight would be multiplied before the norm is rounded, and not after it as in transformers.
+            x.internal_fused_rms_norm([self.size], None::<&Tensor>, self.eps)
+        } else {
+            let full = x.to_kind(Kind::Float);
+            let root = (full.square().mean_dim(-1, true, Kind::Float) + self.eps).rsqrt();
+            ((full * &root).to_kind(x.kind()), root)
+        };
         if let Some(weight) = &self.weight {
             let _ = normed.g_mul_(weight);
         }
@@ -405,6 +411,22 @@ fn rms_backward(
         return std::iter::once(Some(x_grad)).chain(weight.map(|_| weight_grad)).collect();
     }
     let size = x.size().last().copied().unwrap_or(1);
+    if x.device().is_cuda() {
+        let arguments = [
+            Value::Tensor(grad),
+            Value::Tensor(x),
+            Value::Ints(&[size]),
+            Value::Tensor(root),
+            weight.map_or(Value::None, |(weight, _)| Value::Tensor(weight)),
+            Value::Bools(&[true, is_trained]),
+        ];
+        return dispatch::call_tensors("aten::_fused_rms_norm_backward", "", &arguments)
+            .expect("libtorch has the gradient of its norm")
+            .into_iter()
+            .take(1 + usize::from(weight.is_some()))
+            .map(|grad| grad.defined().then_some(grad))
+            .collect();
+    }
     let grad = grad.to_kind(Kind::Float);
     let mut normed = x.to_kind(Kind::Float) * root;
     let product = &grad * &normed;

@@ -121,9 +121,15 @@ impl Rotary {
         }
         .map(|start| self.sin.narrow(2, start, half));
         let [x1, x2] = [0, half].map(|start| x.narrow(2, start, half));
-        // A fused multiply-add would round differently where aten's loop is not a vector loop.
-        let _ = rotated.narrow(2, 0, half).g_add_(&(x2 * sin1));
-        let _ = rotated.narrow(2, half, half).g_add_(&(x1 * sin2));
+        let mut halves = [(0, x2, sin1), (half, x1, sin2)]
+            .map(|(start, other, sin)| (rotated.narrow(2, start, half), other, sin));
+        for (rotated, other, sin) in &mut halves {
+            // A fused multiply-add of the CPU would round differently where aten's loop is not a vector loop.
+            let _ = match x.device().is_cuda() {
+                true => rotated.g_addcmul_(other, sin),
+                false => rotated.g_add_(&(&*other * &*sin)),
+            };
+        }
         if dim < head_dim {
             rotated = Tensor::cat(&[rotated, x.narrow(2, dim, head_dim - dim)], 2);
         }

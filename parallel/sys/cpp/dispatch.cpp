@@ -9,7 +9,8 @@ static const at::Tensor &tensor_of(const void *pointer) { return *static_cast<co
 
 // An empty list has no elements to tell its type by, and takes the one that is wanted.
 static bool is_empty_list(const ShimValue &value) {
-  bool list = value.tag == SHIM_TENSOR_LIST || value.tag == SHIM_INT_LIST || value.tag == SHIM_DOUBLE_LIST;
+  bool list = value.tag == SHIM_TENSOR_LIST || value.tag == SHIM_INT_LIST || value.tag == SHIM_DOUBLE_LIST ||
+              value.tag == SHIM_BOOL_LIST;
   return list && value.length == 0;
 }
 
@@ -43,6 +44,12 @@ static c10::IValue to_ivalue(const ShimValue &value, const c10::TypePtr &wanted)
     case SHIM_DOUBLE_LIST: {
       auto numbers = static_cast<const double *>(value.data);
       return c10::List<double>(at::ArrayRef<double>(numbers, value.length));
+    }
+    case SHIM_BOOL_LIST: {
+      c10::List<bool> list;
+      auto flags = static_cast<const bool *>(value.data);
+      for (size_t i = 0; i < value.length; i++) list.push_back(flags[i]);
+      return list;
     }
   }
   throw std::runtime_error("unknown argument tag " + std::to_string(value.tag));

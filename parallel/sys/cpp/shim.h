@@ -22,6 +22,7 @@ enum ShimTag : int32_t {
   SHIM_TENSOR_LIST = 6,
   SHIM_INT_LIST = 7,
   SHIM_DOUBLE_LIST = 8,
+  SHIM_BOOL_LIST = 9,
 };
 struct ShimValue {
   int32_t tag;

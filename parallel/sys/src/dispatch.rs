@@ -32,6 +32,8 @@ pub enum Value<'a> {
     Ints(&'a [i64]),
     /// `float[]`.
     Doubles(&'a [f64]),
+    /// `bool[]`, or `bool[N]`.
+    Bools(&'a [bool]),
 }
 
 /// One result. A list of tensors is returned as one result per tensor.
@@ -119,6 +121,9 @@ fn encode(value: &Value<'_>, list: &[*const C_tensor]) -> ShimValue {
         Value::Doubles(numbers) => {
             ShimValue { tag: raw::DOUBLE_LIST, data: numbers.as_ptr().cast(), length: numbers.len(), ..empty }
         }
+        Value::Bools(flags) => {
+            ShimValue { tag: raw::BOOL_LIST, data: flags.as_ptr().cast(), length: flags.len(), ..empty }
+        }
     }
 }
 
@@ -157,6 +162,23 @@ mod tests {
         let a = Tensor::from_slice(&[1.0, 5.0]);
         let sum = call_tensors("aten::add", "Tensor", &[Value::Tensor(&a), Value::Tensor(&a)]).unwrap();
         assert_eq!(Vec::<f64>::try_from(&sum[0]).unwrap(), [2.0, 10.0]);
+    }
+
+    #[test]
+    fn flags_choose_the_gradients_that_are_wanted() {
+        let ones = || Tensor::ones([2, 3], (tch::Kind::Float, tch::Device::Cpu));
+        let (grad, x, weight) = (ones(), ones(), Tensor::from_slice(&[1f32, 2.0, 3.0]));
+        let statistics = Tensor::ones([2, 1], (tch::Kind::Float, tch::Device::Cpu));
+        let arguments = |wanted| {
+            let grad_and_input = [Value::Tensor(&grad), Value::Tensor(&x), Value::Ints(&[3])];
+            let statistics = [Value::Tensor(&statistics), Value::Tensor(&statistics)];
+            let weights = [Value::Tensor(&weight), Value::None, Value::Bools(wanted)];
+            [&grad_and_input[..], &statistics, &weights].concat()
+        };
+        let grads =
+            call_tensors("aten::native_layer_norm_backward", "", &arguments(&[false, true, false])).unwrap();
+        assert_eq!(grads.iter().map(Tensor::defined).collect::<Vec<_>>(), [false, true, false]);
+        assert_eq!(Vec::<f32>::try_from(&grads[1]).unwrap(), [0.0; 3]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub const STRING: i32 = 5;
 pub const TENSOR_LIST: i32 = 6;
 pub const INT_LIST: i32 = 7;
 pub const DOUBLE_LIST: i32 = 8;
+pub const BOOL_LIST: i32 = 9;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
