@@ -128,7 +128,7 @@ fn worst_metric(left: &[Value], right: &[Value]) -> f64 {
     pairs.map(|(left, right)| (left - right).abs() / left.abs().max(1.0)).fold(0.0, f64::max)
 }
 
-/// The settings of `mesh` for so many processes on the device.
+/// The settings of `mesh` for a number of processes on the device.
 fn parallel_sets(processes: usize, mesh: &str) -> String {
     let transport = if processes > 1 { device().transport(mesh) } else { "" };
     let mesh = format!("{mesh}{transport}");

@@ -1,4 +1,4 @@
-//! The sources themselves: every tensor is placed on a device on purpose.
+//! The sources themselves: every tensor is placed on a device on purpose, and comments name their nouns.
 //!
 //! A tensor that is made from host values, or on the CPU by name, fails on a GPU as soon as it meets a tensor
 //! of the model. `parallel::upload` is the one way to the device; the exceptions are listed here with the
@@ -68,6 +68,29 @@ fn tensors_are_placed_on_purpose() {
     for (allowed, reason) in ALLOWED {
         assert!(used.iter().any(|name| name == allowed), "{allowed} ({reason}) needs no exception any more");
     }
+}
+
+/// What a comment begins with, or holds, that leaves its noun to the reader.
+const RIDDLES: [&str; 4] = ["That of ", "Those of ", "of so many", "stands for this one"];
+
+#[test]
+fn comments_name_their_nouns() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut found = Vec::new();
+    for crate_name in ["parallel", "gemini", "models", "datasets", "rlhf", "eval", "tui", "chat"] {
+        for file in sources(&root.join(crate_name).join("src")) {
+            let text = std::fs::read_to_string(&file).unwrap();
+            for (index, line) in text.lines().enumerate() {
+                let Some((_, comment)) = line.split_once("//") else { continue };
+                // "there is none" has its noun in the sentence before it.
+                let is_none = comment.contains(" is none.") && !comment.contains("there is none.");
+                if is_none || RIDDLES.iter().any(|riddle| comment.contains(riddle)) {
+                    found.push(format!("{}:{}: {}", file.display(), index + 1, line.trim()));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "write the noun out:\n{}", found.join("\n"));
 }
 
 /// The Rust files below `folder`, without those of unit tests.

@@ -47,6 +47,9 @@ mod endpoint;
 // What a machine must have.
 mod doctor;
 
+// Learning from given completions: meshes, budgets, resuming, references.
+mod offline;
+
 // Training through the binary: a pipeline, resuming, Ctrl-C, and what goes wrong.
 mod training;
 

@@ -107,7 +107,7 @@ fn one_file_makes_a_whole_life() {
     }
     assert_eq!(metrics(scratch, "life/sft").len(), 6);
     assert_eq!(metrics(scratch, "life/ppo").len(), 2);
-    // Eight rows in each of six steps, of so many rows.
+    // Eight rows in each of six steps, of the rows that the stage has.
     let rows = json(scratch, "life/sft/plan.json")["rows"].as_f64().unwrap();
     for (step, row) in metrics(scratch, "life/sft").iter().enumerate() {
         let passes = 8.0 * (step + 1) as f64 / rows;

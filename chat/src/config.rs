@@ -1,7 +1,7 @@
 //! The configuration: one TOML file for all stages of a model.
 //!
-//! The common sections (`[model] [tokenizer] [data] [train] [checkpoint] [log] [eval] [reward] [ppo]`) apply
-//! to every stage. `[stage.NAME.SECTION]` overrides them key by key for the stage NAME alone, and `--set`
+//! The common sections (`[model] [tokenizer] [data] [train] [checkpoint] [log] [eval]`) apply to every stage,
+//! and a section of an algorithm to the stages that read it. `[stage.NAME.SECTION]` overrides them key by key for the stage NAME alone, and `--set`
 //! overrides both. The precedence is: `--set` > `[stage.NAME.*]` > common sections > defaults. Only
 //! `pipeline` reads `[pipeline] [synth] [base]`. An unknown key, a wrong type, a value out of bounds and a
 //! key without effect are reported before anything is loaded. The resolved configuration is saved with the
@@ -24,8 +24,11 @@ use std::path::{Path, PathBuf};
 
 use datasets::synth::SynthOptions;
 use gemini::{GeminiConfig, TrainConfig};
-use rlhf::config::{OldLogprobs, PpoConfig, RewardConfig};
-use serde::{Deserialize, Serialize};
+use rlhf::config::{
+    CpoConfig, DpoConfig, KtoConfig, OldLogprobs, OrpoConfig, PpoConfig, RewardConfig, SimpoConfig,
+};
+use rlhf::loss::preference::PreferenceLoss;
+use serde::{Deserialize, Serialize, de};
 
 pub(crate) use device::DeviceSetting;
 pub(crate) use error::ConfigError;
@@ -33,7 +36,8 @@ use finding::PipelineFindings;
 use no_effect::HELD_OUT;
 use section::{
     BaseSection, CheckpointSection, DataSection, Dtype, EvalSection, LogSection, ModelSection,
-    ParallelSection, PipelineSection, PipelineStep, SequenceMode, TensorMode, TokenizerSection,
+    ParallelSection, PipelineSection, PipelineStep, ReferenceSection, SequenceMode, TensorMode,
+    TokenizerSection,
 };
 pub(crate) use stage::{IgnoredKey, StageSchema, Units};
 use tree::{Entry, Node, Tree};
@@ -41,7 +45,7 @@ use tree::{Entry, Node, Tree};
 use crate::folder;
 
 /// The resolved configuration of one stage.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct RunConfig {
     /// The seed of initial values, data order and random draws.
@@ -73,32 +77,37 @@ pub(crate) struct RunConfig {
     pub(crate) reward: RewardConfig,
     /// Settings specific to PPO.
     pub(crate) ppo: PpoConfig,
+    /// The model that offline algorithms compare the policy with.
+    pub(crate) reference: ReferenceSection,
+    /// Settings specific to DPO and its family.
+    pub(crate) dpo: DpoConfig,
+    /// Settings specific to KTO.
+    pub(crate) kto: KtoConfig,
+    /// Settings specific to ORPO.
+    pub(crate) orpo: OrpoConfig,
+    /// Settings specific to SimPO.
+    pub(crate) simpo: SimpoConfig,
+    /// Settings specific to CPO.
+    pub(crate) cpo: CpoConfig,
     /// What the pipeline gives its base stage.
     #[serde(skip)]
     pub(crate) base: NewModel,
 }
 
-impl Default for RunConfig {
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            out: PathBuf::new(),
-            threads: None,
-            parallel: ParallelSection::default(),
-            gemini: GeminiConfig::default(),
-            model: ModelSection::default(),
-            tokenizer: TokenizerSection::default(),
-            data: DataSection::default(),
-            train: TrainConfig::default(),
-            checkpoint: CheckpointSection::default(),
-            log: LogSection::default(),
-            eval: EvalSection::default(),
-            reward: RewardConfig::default(),
-            ppo: PpoConfig::default(),
-            base: NewModel::default(),
-        }
-    }
-}
+/// The sections of algorithms, and what refuses their values. A stage names the sections that it reads.
+pub(crate) const ALGORITHM_SECTIONS: [(&str, SectionCheck); 8] = [
+    ("reward", |_| Ok(())),
+    ("ppo", |config| config.ppo.check()),
+    ("reference", |_| Ok(())),
+    ("dpo", |config| config.dpo.check()),
+    ("kto", |config| config.kto.check()),
+    ("orpo", |config| config.orpo.check()),
+    ("simpo", |config| config.simpo.check()),
+    ("cpo", |config| config.cpo.check()),
+];
+
+/// Refuses the values of a section.
+pub(crate) type SectionCheck = fn(&RunConfig) -> Result<(), rlhf::Error>;
 
 /// A model that is trained from random weights.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -111,48 +120,21 @@ pub(crate) struct NewModel {
     pub(crate) vocab_size: usize,
 }
 
-/// The full file. It must be valid as a whole, whatever command reads it.
+/// The sections that only `pipeline` reads.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct RunFile {
-    seed: u64,
-    out: PathBuf,
-    threads: Option<usize>,
-    parallel: ParallelSection,
-    gemini: GeminiConfig,
-    model: ModelSection,
-    tokenizer: TokenizerSection,
-    data: DataSection,
-    train: TrainConfig,
-    checkpoint: CheckpointSection,
-    log: LogSection,
-    eval: EvalSection,
-    reward: RewardConfig,
-    ppo: PpoConfig,
+struct PipelineSections {
     pipeline: PipelineSection,
     synth: SynthOptions,
     base: BaseSection,
-    stage: BTreeMap<String, StageSections>,
+    stage: BTreeMap<String, de::IgnoredAny>,
 }
 
-/// The sections of one stage, which override the common sections.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct StageSections {
-    gemini: GeminiConfig,
-    model: ModelSection,
-    tokenizer: TokenizerSection,
-    data: DataSection,
-    train: TrainConfig,
-    checkpoint: CheckpointSection,
-    log: LogSection,
-    eval: EvalSection,
-    reward: RewardConfig,
-    ppo: PpoConfig,
-}
-
-/// Sections that only `pipeline` reads.
+/// The names of [`PipelineSections`].
 const PIPELINE_ONLY_SECTIONS: [&str; 4] = ["pipeline", "synth", "base", "stage"];
+
+/// The keys that every stage of a pipeline has in common.
+const WHOLE_JOB_KEYS: [&str; 4] = ["seed", "out", "threads", "parallel"];
 
 /// A configuration and the warnings about it.
 #[derive(Debug)]
@@ -222,12 +204,11 @@ pub(crate) fn pipeline_from_text(
     schemas: &[&'static StageSchema],
 ) -> Result<PipelineConfig, ConfigError> {
     let tree = apply_overrides(tree::parse(text, path)?, sets.iter())?;
-    let file: RunFile = read::read(&tree)?;
-    check_stage_tables(&tree, schemas)?;
+    let (file, common) = read_file_sections(&tree, schemas)?;
     let steps = pipeline_steps(&tree, &file.pipeline, schemas)?;
 
     let mut stages = BTreeMap::new();
-    let is_saved = folder::is_configuration_of(Some(path), &file.out);
+    let is_saved = folder::is_configuration_of(Some(path), &common.out);
     let mut told = PipelineFindings::default();
     for &stage in schemas {
         // Apply `--set` again after the tables of the stage, because `--set` overrides everything.
@@ -253,21 +234,21 @@ pub(crate) fn pipeline_from_text(
     let of_parts = finding::by_parts(&tree, &steps, unused);
     let warnings = told.conclude(of_parts, &steps, schemas)?;
 
-    if steps.contains(&PipelineStep::Eval) && file.eval.tasks.0.is_empty() {
+    if steps.contains(&PipelineStep::Eval) && common.eval.tasks.0.is_empty() {
         let what = "tasks for the part `eval` of [pipeline] stages";
         return Err(ConfigError::Needed { key: "eval.tasks", stage: "pipeline", what });
     }
     Ok(PipelineConfig {
-        seed: file.seed,
-        out: required_out(file.out, "pipeline")?,
-        threads: file.threads,
-        parallel: file.parallel,
+        seed: common.seed,
+        out: required_out(common.out, "pipeline")?,
+        threads: common.threads,
+        parallel: common.parallel,
         steps,
-        eval: file.eval,
+        eval: common.eval,
         pipeline: file.pipeline,
         synth: file.synth,
         base: file.base,
-        tokenizer: file.tokenizer,
+        tokenizer: common.tokenizer,
         stages,
         warnings,
     })
@@ -286,8 +267,7 @@ fn from_text(
     let tree = apply_overrides(tree::parse(text, path)?, for_pipeline.into_iter())?;
     // The full file is read, so that a mistake in a section of another stage is reported now and not hours
     // later.
-    let file: RunFile = read::read(&tree)?;
-    check_stage_tables(&tree, stages)?;
+    let (file, _) = read_file_sections(&tree, stages)?;
     pipeline_steps(&tree, &file.pipeline, stages)?;
     let is_pipeline_file = tree.contains_key("pipeline") || tree.contains_key("stage");
     let tree = apply_overrides(stage_sections(tree, stage), for_stage.into_iter())?;
@@ -304,6 +284,23 @@ fn from_text(
         }
     }
     Ok(Loaded { config, warnings })
+}
+
+/// Reads the sections of a file for all stages: those that only `pipeline` reads, and the common ones. The
+/// tables of the stages must be as valid.
+fn read_file_sections(
+    tree: &Tree,
+    stages: &[&'static StageSchema],
+) -> Result<(PipelineSections, RunConfig), ConfigError> {
+    let is_of_pipeline = |key: &str| PIPELINE_ONLY_SECTIONS.contains(&key);
+    let [of_pipeline, common] = [true, false].map(|wanted| -> Tree {
+        let sections = tree.iter().filter(|(key, _)| is_of_pipeline(key) == wanted);
+        sections.map(|(key, entry)| (key.clone(), entry.clone())).collect()
+    });
+    let common = read::read(&common).map_err(|error| error.with_sections(&PIPELINE_ONLY_SECTIONS))?;
+    let file = read::read(&of_pipeline)?;
+    check_stage_tables(tree, stages)?;
+    Ok((file, common))
 }
 
 fn read_file(path: &Path) -> Result<String, ConfigError> {
@@ -338,8 +335,18 @@ fn check_stage_tables(tree: &Tree, stages: &[&'static StageSchema]) -> Result<()
     }
 
     for stage in stages {
-        for (key, reason) in stage.ignored_keys {
-            if let Some(entry) = tree::find(tree, &format!("stage.{}.{key}", stage.name)) {
+        let Some(Entry { node: Node::Table(own), .. }) = tree::find(tree, &format!("stage.{}", stage.name))
+        else {
+            continue;
+        };
+        if let Some((key, entry)) = own.iter().find(|(key, _)| WHOLE_JOB_KEYS.contains(&key.as_str())) {
+            let (place, key) = (Some(entry.origin.location.clone()), format!("stage.{}.{key}", stage.name));
+            let known = "the sections of a stage".to_owned();
+            return Err(ConfigError::UnknownKey { place, nearest: None, key, known });
+        }
+        read::read::<RunConfig>(own)?;
+        for (key, reason) in stage.ignored_keys() {
+            if let Some(entry) = tree::find(own, key) {
                 let (place, key) = (entry.origin.location.clone(), entry.origin.key.clone());
                 return Err(ConfigError::NoEffect { place, key, stage: stage.name, reason });
             }
@@ -418,12 +425,12 @@ impl RunConfig {
 
     /// Returns the keys and sections that have no effect on `stage`, each with the reason.
     fn ignored_keys(&self, stage: &StageSchema) -> Vec<IgnoredKey> {
-        [stage.ignored_keys, &no_effect::by_setting(self, stage)].concat()
+        [stage.ignored_keys(), no_effect::by_setting(self, stage)].concat()
     }
 
     /// The optimizer steps of the run (for PPO: of the policy), if no row has to be counted for it.
     fn optimizer_steps(&self, stage: &StageSchema) -> Option<u64> {
-        if stage.reads("ppo") { Some(self.ppo.policy_steps(self.ppo.iterations)) } else { self.train.steps }
+        if stage.has_rollouts { Some(self.ppo.policy_steps(self.ppo.iterations)) } else { self.train.steps }
     }
 
     /// What is wrong with a warm-up that is longer than a run of `steps` optimizer steps.
@@ -464,6 +471,7 @@ impl RunConfig {
             ("tokenizer.path", &self.tokenizer.path),
             ("ppo.reference_model", &self.ppo.reference_model),
             ("ppo.critic_model", &self.ppo.critic_model),
+            ("reference.model", &self.reference.model),
         ];
         let names = optional.into_iter().filter_map(|(key, name)| Some((key, name.as_ref()?)));
         for (key, name) in names.chain(self.ppo.reward_model.0.iter().map(|name| ("ppo.reward_model", name)))
@@ -475,9 +483,8 @@ impl RunConfig {
             }
         }
         self.train.check().map_err(rlhf::Error::from)?;
-        if stage.reads("ppo") {
-            self.ppo.check()?;
-        }
+        let read = ALGORITHM_SECTIONS.iter().filter(|(section, _)| stage.reads(section));
+        read.into_iter().try_for_each(|(_, check)| check(self))?;
         self.data.check()?;
         self.eval.check()?;
         if self.log.every == 0 {
@@ -498,7 +505,7 @@ impl RunConfig {
 
     /// The number of steps (for PPO: iterations) of the run, if no row has to be counted for it.
     pub(crate) fn fixed_length(&self, stage: &StageSchema) -> Option<u64> {
-        if stage.reads("ppo") { Some(self.ppo.iterations) } else { self.train.steps }
+        if stage.has_rollouts { Some(self.ppo.iterations) } else { self.train.steps }
     }
 
     /// Writes the configuration of `stage` as TOML that makes the same run, with every default written out.
@@ -649,7 +656,7 @@ impl PipelineConfig {
         let mut stages = toml::Table::new();
         for stage in schemas {
             let mut own: toml::Table = toml::from_str(&self.stages[stage.name].to_toml(stage)?)?;
-            for key in ["seed", "out", "threads", "parallel"] {
+            for key in WHOLE_JOB_KEYS {
                 own.remove(key);
             }
             stages.insert(stage.name.to_owned(), toml::Value::Table(own));

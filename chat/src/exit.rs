@@ -391,7 +391,10 @@ fn of_rlhf(error: &rlhf::Error) -> u8 {
         | Error::TooFew { .. }
         | Error::Groups { .. }
         | Error::SamplerDiffers { .. } => USAGE,
-        Error::NoRows { .. } | Error::Margin { .. } | Error::RunFolder { .. } => DATA,
+        Error::NoRows { .. }
+        | Error::Margin { .. }
+        | Error::EmptyCompletion { .. }
+        | Error::RunFolder { .. } => DATA,
         Error::NotFinite { .. } => DIVERGED,
         Error::Interrupted { .. } => INTERRUPTED,
         Error::Io { source, .. } => of_io(source),

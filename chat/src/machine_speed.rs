@@ -99,7 +99,7 @@ const BYTES_PER_SECOND: RangeInclusive<f64> = 1e4..=1e14;
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
 impl Machine {
-    /// This machine, for operations with so many threads.
+    /// This machine, for operations with this number of threads.
     pub(crate) fn here(threads: usize) -> Self {
         Self { processor: processor_name(), cores: parallel::launch::cores(), threads }
     }
@@ -125,7 +125,7 @@ impl DtypeSpeed {
 }
 
 impl MachineSpeed {
-    /// The file for operations with so many threads; `None` if the user has no cache folder.
+    /// The file for operations with this number of threads; `None` if the user has no cache folder.
     pub(crate) fn path(threads: usize) -> Option<PathBuf> {
         Some(user_folders::cache()?.join(format!("speed-{threads}-threads.json")))
     }

@@ -19,7 +19,7 @@ pub(crate) fn io_error(path: &Path) -> impl Fn(io::Error) -> Error {
     move |source| Error::Io { path: path.to_owned(), source }
 }
 
-/// Whether `path` is a folder. A link to a folder is none.
+/// Whether `path` is a folder. A link to a folder is not one.
 pub(crate) fn is_folder(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }

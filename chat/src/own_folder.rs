@@ -131,7 +131,7 @@ impl Claim<'_> {
             let Ok(name) = entry.file_name().into_string() else { continue };
             below.push(name);
             if self.writes(below) {
-                // The type is that of the entry itself: a link to a folder is none.
+                // The type is that of the entry itself: a link to a folder is a link.
                 let found = entry.file_type().map_err(failed)?;
                 if found.is_dir() {
                     self.check_plain(&entry.path(), below)?;

@@ -3,16 +3,23 @@
 pub(crate) mod base;
 mod chunk_uses;
 pub(crate) mod context;
+mod cpo;
 pub(crate) mod definition;
+mod dpo;
 pub(crate) mod fit;
+mod kto;
 mod model_memory;
+mod offline;
+mod orpo;
 mod peak_memory;
 mod plan;
 pub(crate) mod ppo;
 pub(crate) mod preflight;
+mod reference;
 pub(crate) mod rm;
 mod rows;
 pub(crate) mod sft;
+mod simpo;
 mod step_time;
 pub(crate) mod tasks;
 
@@ -21,7 +28,17 @@ pub(crate) use definition::Stage;
 use crate::config::StageSchema;
 
 /// Every stage, in the order of a pipeline.
-pub(crate) static ALL: [&Stage; 4] = [&base::STAGE, &sft::STAGE, &rm::STAGE, &ppo::STAGE];
+pub(crate) static ALL: [&Stage; 9] = [
+    &base::STAGE,
+    &sft::STAGE,
+    &rm::STAGE,
+    &dpo::STAGE,
+    &kto::STAGE,
+    &orpo::STAGE,
+    &simpo::STAGE,
+    &cpo::STAGE,
+    &ppo::STAGE,
+];
 
 /// Returns what the configuration knows of every stage.
 pub(crate) fn schemas() -> Vec<&'static StageSchema> {

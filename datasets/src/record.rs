@@ -285,11 +285,27 @@ impl Record for Prompt {
 
 impl Record for Unpaired {
     const KIND: &'static str = "unpaired";
-    const LAYOUTS: &'static [Layout] = &[Layout::Unpaired, Layout::KtoMessages];
+    const LAYOUTS: &'static [Layout] = &[
+        Layout::Unpaired,
+        Layout::KtoMessages,
+        // A pair is a good and a bad completion.
+        Layout::Preference,
+        Layout::ImplicitPreference,
+        Layout::ShareGptPreference,
+        Layout::AlpacaPreference,
+        Layout::ColossalPreference,
+        Layout::OasstPreference,
+    ];
     const UNUSED_COLUMNS: &'static [&'static str] = &[];
 
     fn read(layout: Layout, row: &Row, at: &RowLocation, mapping: &Mapping) -> Result<Parsed<Self>> {
-        parse::unpaired(&Fields { row, at, mapping, layout })
+        if !Preference::LAYOUTS.contains(&layout) {
+            return parse::unpaired(&Fields { row, at, mapping, layout });
+        }
+        Ok(match Preference::read(layout, row, at, mapping)? {
+            Parsed::Rows(pairs) => Parsed::Rows(pairs.into_iter().flat_map(Self::of_pair).collect()),
+            Parsed::Skipped(reason) => Parsed::Skipped(reason),
+        })
     }
 
     fn layout(&self) -> Layout {
@@ -302,6 +318,19 @@ impl Record for Unpaired {
 
     fn turns(&self) -> Vec<&Message> {
         self.prompt.iter().chain(&self.completion).collect()
+    }
+}
+
+impl Unpaired {
+    /// The good and the bad completion of a pair. A tokenized pair has no turns.
+    fn of_pair(pair: Preference) -> Vec<Self> {
+        match pair {
+            Preference::Messages { prompt, chosen, rejected, .. } => vec![
+                Self { prompt: prompt.clone(), completion: chosen, label: true },
+                Self { prompt, completion: rejected, label: false },
+            ],
+            Preference::Tokens { .. } => Vec::new(),
+        }
     }
 }
 

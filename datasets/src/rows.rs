@@ -14,10 +14,11 @@ pub const IGNORE_INDEX: i64 = -100;
 
 /// Returns the SHA-256 of token id sequences in their order, in hexadecimal. Lengths are hashed too, so
 /// moving ids from one sequence to the next changes the hash.
-pub fn content_hash<'a>(sequences: impl IntoIterator<Item = &'a Vec<i64>>) -> String {
+pub fn content_hash(sequences: impl IntoIterator<Item = impl AsRef<[i64]>>) -> String {
     let mut hasher = Sha256::new();
     let mut bytes = Vec::new();
     for sequence in sequences {
+        let sequence = sequence.as_ref();
         bytes.clear();
         bytes.extend_from_slice(&(sequence.len() as u64).to_le_bytes());
         bytes.extend(sequence.iter().flat_map(|id| id.to_le_bytes()));

@@ -27,7 +27,7 @@ pub struct ActivationMemory<'a> {
 }
 
 impl<'a> ActivationMemory<'a> {
-    /// Of a model whose weights have this dtype, split over so many tensor-parallel ranks.
+    /// Of a model whose weights have this dtype, split over `tensor_ranks` ranks.
     pub fn new(architecture: &'a Architecture, kind: Kind, tensor_ranks: usize) -> Self {
         Self { architecture, element_bytes: kind.elt_size_in_bytes(), tensor_ranks }
     }

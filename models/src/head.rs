@@ -42,7 +42,7 @@ pub use token_loss::{RowLogprobs, RowLoss, RowSums, Rows, token_loss};
 /// sheet). On the two cores 128 rows and more take equally long, at vocabularies of 32,000 and 128,000, and
 /// 32 rows take half as long again.
 const CHUNK_ROWS: std::ops::RangeInclusive<i64> = 128..=256;
-/// Between these two, a chunk has the rows whose logits fill so many numbers: 32 MiB in fp32.
+/// Between these two, a chunk has the rows whose logits fill this many numbers: 32 MiB in fp32.
 const CHUNK_ELEMENTS: i64 = 1 << 23;
 /// The same on a GPU, which computes more operations in the time in which it reads a byte: in bf16 153 on an
 /// A100, 206 on an H200 and 295 on an H100, by their data sheets. A chunk of 2,048 rows has 768 for each
@@ -437,6 +437,29 @@ pub fn argmax(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
             });
         }
         Ok(Tensor::cat(&best, 0))
+    })
+}
+
+/// `log sum_v p_v^2` of each row, `[N]`, fp32, without a gradient: the log of the probability that two draws
+/// from the distribution are equal.
+pub fn log_sum_of_squares(hidden: &Tensor, head: Head<'_>) -> Result<Tensor, Error> {
+    let make = |head: Head<'_>| log_sum_of_squares(hidden, head);
+    if let Some(result) = head.broadcast_from_last_stage(hidden, &hidden.size()[..1], Kind::Float, make) {
+        return result;
+    }
+    let _weights = head.hold()?;
+    no_grad(|| {
+        let detached_head = head.detach();
+        let mut all = Vec::new();
+        for (start, length) in chunks(hidden.size()[0], head.chunk_rows()) {
+            let logits = detached_head.logits(&hidden.narrow(0, start, length), 1.0);
+            let log_total = detached_head.global_logsumexp(&logits)?;
+            let squares = (log_softmax(&logits, log_total.as_ref()) * 2.0).exp();
+            let sums = squares.sum_dim_intlist(1, false, Kind::Float);
+            detached_head.all_reduce(&sums)?;
+            all.push(sums.log());
+        }
+        Ok(Tensor::cat(&all, 0))
     })
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use parallel::autograd;
 use parallel::comm::ProcessGroup;
-use parallel::kernels::{linear, rms_norm};
 use parallel::dispatch::{self, Value};
+use parallel::kernels::{linear, rms_norm};
 use parallel::{Parameter, Placement, weight_grad_store};
 use tch::{Kind, Tensor, no_grad};
 

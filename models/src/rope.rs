@@ -126,7 +126,7 @@ impl Rotary {
         for (rotated, other, sin) in &mut halves {
             // A fused multiply-add of the CPU would round differently where aten's loop is not a vector loop.
             let _ = match x.device().is_cuda() {
-                true => rotated.g_addcmul_(other, sin),
+                true => rotated.addcmul_(other, sin),
                 false => rotated.g_add_(&(&*other * &*sin)),
             };
         }

@@ -1,8 +1,11 @@
-//! The configuration sections `[reward]` and `[ppo]`.
+//! The configuration sections `[reward]` and `[ppo]`, and what the sections of other algorithms share with them.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use gemini::config::LARGEST_BATCH;
+use serde::de::IntoDeserializer;
+use serde::de::value::StrDeserializer;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -19,36 +22,45 @@ pub struct RewardConfig {
 
 pub use crate::advantage::{AdvantageEstimator, ScoreSlot};
 
-/// Names, written as one string or as a list of strings.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub use crate::loss::preference::{CpoConfig, DpoConfig, OrpoConfig, SimpoConfig};
+pub use crate::offline::kto::KtoConfig;
+
+/// Values, written as one value or as a list of values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Names(pub Vec<String>);
+pub struct OneOrMany<T>(pub Vec<T>);
 
-impl<'de> Deserialize<'de> for Names {
+/// Names of files, models or tasks.
+pub type Names = OneOrMany<String>;
+
+impl<T> Default for OneOrMany<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrMany;
+        struct Visitor<T>(PhantomData<T>);
 
-        impl<'de> serde::de::Visitor<'de> for OneOrMany {
-            type Value = Names;
+        impl<'de, T: Deserialize<'de>> serde::de::Visitor<'de> for Visitor<T> {
+            type Value = Vec<T>;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a text in quotes, or a list of texts")
             }
 
-            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Names, E> {
-                Ok(Names(vec![name.to_owned()]))
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<T>, E> {
+                let one: StrDeserializer<'_, E> = text.into_deserializer();
+                Ok(vec![T::deserialize(one)?])
             }
 
-            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Names, A::Error> {
-                let mut names = Vec::new();
-                while let Some(name) = list.next_element()? {
-                    names.push(name);
-                }
-                Ok(Names(names))
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+                std::iter::from_fn(|| list.next_element().transpose()).collect()
             }
         }
 
-        deserializer.deserialize_any(OneOrMany)
+        deserializer.deserialize_any(Visitor(PhantomData)).map(Self)
     }
 }
 
@@ -216,7 +228,7 @@ impl PpoConfig {
             ("max_new_tokens", self.max_new_tokens),
         ] {
             if value == 0 {
-                return refuse(key, &value, "must be at least 1");
+                return refuse("ppo", key, &value, "must be at least 1");
             }
         }
 
@@ -225,7 +237,7 @@ impl PpoConfig {
             let wanted = format!(
                 "must divide rollout_batch_size x samples_per_prompt = {replies}, so that every optimizer step sees as many replies"
             );
-            return refuse("mini_batch_size", &self.mini_batch_size, &wanted);
+            return refuse("ppo", "mini_batch_size", &self.mini_batch_size, &wanted);
         }
 
         // `Engine` counts optimizer steps, which must not overflow.
@@ -236,18 +248,18 @@ impl PpoConfig {
         {
             let value = format!("{} x {}", self.iterations, self.epochs);
             let wanted = "these make more updates than can be counted";
-            return refuse("iterations x epochs", &value, wanted);
+            return refuse("ppo", "iterations x epochs", &value, wanted);
         }
 
         if !self.advantage_estimator.has_critic() && self.samples_per_prompt < 2 {
             let wanted =
                 "must be at least 2 for this advantage_estimator, which compares the replies to a prompt";
-            return refuse("samples_per_prompt", &self.samples_per_prompt, wanted);
+            return refuse("ppo", "samples_per_prompt", &self.samples_per_prompt, wanted);
         }
 
         if self.iterations <= self.critic_warmup() {
             let wanted = "must be more than critic_warmup, or the policy never learns";
-            return refuse("iterations", &self.iterations, wanted);
+            return refuse("ppo", "iterations", &self.iterations, wanted);
         }
         Ok(())
     }
@@ -260,7 +272,7 @@ impl PpoConfig {
             return Ok(replies);
         }
         let value = format!("{} x {}", self.rollout_batch_size, self.samples_per_prompt);
-        refuse("rollout_batch_size x samples_per_prompt", &value, wanted).map(|()| 0)
+        refuse("ppo", "rollout_batch_size x samples_per_prompt", &value, wanted).map(|()| 0)
     }
 
     /// Number of optimizer steps per iteration: the mini-batches of all epochs. Call [`Self::check`] first.
@@ -281,7 +293,7 @@ impl PpoConfig {
     fn check_bounds(&self) -> Result<(), Error> {
         for (key, value) in [("gamma", self.gamma), ("gae_lambda", self.gae_lambda)] {
             if !(0.0..=1.0).contains(&value) {
-                return refuse(key, &value, "must be between 0 and 1");
+                return refuse("ppo", key, &value, "must be between 0 and 1");
             }
         }
 
@@ -295,7 +307,7 @@ impl PpoConfig {
             ("kl_target", self.kl_target.unwrap_or(1.0)),
         ] {
             if !(value.is_finite() && value > 0.0) {
-                return refuse(key, &value, "must be more than 0");
+                return refuse("ppo", key, &value, "must be more than 0");
             }
         }
 
@@ -308,15 +320,21 @@ impl PpoConfig {
             ("missing_eos_penalty", self.missing_eos_penalty.unwrap_or(0.0)),
         ] {
             if !(value.is_finite() && value >= 0.0) {
-                return refuse(key, &value, "must be 0 or more");
+                return refuse("ppo", key, &value, "must be 0 or more");
             }
         }
         Ok(())
     }
 }
 
-fn refuse(key: &'static str, value: &dyn std::fmt::Display, wanted: &str) -> Result<(), Error> {
-    Err(Error::Setting { section: "ppo", key, value: value.to_string(), wanted: wanted.to_owned() })
+/// Refuses the value of a setting.
+pub(crate) fn refuse(
+    section: &'static str,
+    key: &'static str,
+    value: &dyn fmt::Display,
+    wanted: &str,
+) -> Result<(), Error> {
+    Err(Error::Setting { section, key, value: value.to_string(), wanted: wanted.to_owned() })
 }
 
 #[cfg(test)]

@@ -148,6 +148,14 @@ pub enum Error {
         /// The index of the reply in the rollout.
         row: usize,
     },
+    /// A completion without tokens.
+    #[error(
+        "row {row} of those that were kept has a completion without tokens: leave it out, or raise [data] max_length"
+    )]
+    EmptyCompletion {
+        /// The number of the row, from 1: the training rows first, then the held-out ones.
+        row: usize,
+    },
     /// Too few numbers for a statistic.
     #[error("{what} needs at least {needed} tokens and got {got}; use a larger batch")]
     TooFew {

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | supervised fine-tuning | [`sft`] | `models::head::cross_entropy` |
 //! | reward model | [`reward`] | [`loss::pairwise_reward_loss`] |
+//! | DPO and its family, ORPO, SimPO, CPO, KTO | [`offline`] | [`loss::preference`], [`offline::kto`] |
 //! | proximal policy optimization | [`ppo`] | [`kl`], [`score`], [`advantage`], [`whiten`], [`loss`] |
 //!
 //! A stage receives tokenized rows, trains segmented models with `gemini::Engine`, and sends events to a
@@ -17,6 +18,7 @@ mod error;
 pub mod event;
 pub mod kl;
 pub mod loss;
+pub mod offline;
 pub mod ppo;
 pub mod replies;
 pub mod reward;
@@ -24,6 +26,7 @@ pub mod rollout;
 pub mod run;
 pub mod score;
 pub mod sft;
+pub mod sums;
 pub mod trainer;
 pub mod whiten;
 

@@ -17,6 +17,7 @@
 //! tokens, `[B]` over pairs. Shapes that would broadcast are refused. This module runs no model.
 
 mod policy;
+pub mod preference;
 mod value;
 
 pub use policy::{PolicyClip, PolicyLoss, PolicyStatistics, policy_loss};

@@ -476,7 +476,11 @@ impl<'a> Ppo<'a> {
         let ptx_micro_batches = self
             .ptx
             .as_mut()
-            .map(|ptx| ptx.next_micro_batches(mini_batch.len(), micro_batch_size, &mut self.policy_engine));
+            .map(|ptx| {
+                let (count, engine) = (mini_batch.len(), &mut self.policy_engine);
+                ptx.next_micro_batches(count, micro_batch_size, engine, &self.groups)
+            })
+            .transpose()?;
 
         updates.policy_loss += self.policy_engine.accumulate(policy, &batches, |index, hidden| {
             let (experience_batch, micro_batch) = (&experience_batches[index], micro_batches[index]);

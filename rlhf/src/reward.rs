@@ -17,6 +17,7 @@ use tch::Tensor;
 
 use crate::config::RewardConfig;
 use crate::event::Metrics;
+use crate::sums::Sums;
 use crate::trainer::Objective;
 use crate::{Error, check, loss};
 
@@ -50,7 +51,8 @@ impl<'a> Objective for Reward<'a> {
     type Example = &'a PreferenceRow;
     /// The margin of each pair, `[B]`; `None` if no pair has one.
     type Targets = Option<Tensor>;
-    type Stats = PairScores;
+    /// The pairs of the step.
+    type Step = f64;
 
     fn model(&self) -> &ScalarModel {
         self.model
@@ -79,8 +81,8 @@ impl<'a> Objective for Reward<'a> {
         pair.chosen.len() + pair.rejected.len()
     }
 
-    fn loss_divisor(&self, pairs: &[&'a PreferenceRow]) -> f64 {
-        pairs.len() as f64
+    fn begin_step(&self, pairs: &mut [&'a PreferenceRow], _: usize, _: &ProcessGroups) -> Result<f64, Error> {
+        Ok(pairs.len() as f64)
     }
 
     fn collate(&self, pairs: &[&'a PreferenceRow]) -> (Batch, Option<Tensor>) {
@@ -89,28 +91,18 @@ impl<'a> Objective for Reward<'a> {
 
     fn loss(
         &self,
+        pairs: &f64,
         margins: &Option<Tensor>,
         hidden: &Tensor,
-        scores: &mut PairScores,
+        sums: &mut Sums,
     ) -> Result<Tensor, Error> {
         let (chosen, rejected) = score_pairs(self.model, hidden)?;
+        let mut scores = PairScores::default();
         scores.add(&chosen, &rejected)?;
-        loss::pairwise_reward_loss(
-            &chosen,
-            &rejected,
-            margins.as_ref(),
-            self.config.center_rewards_coefficient,
-        )
-    }
-
-    fn push_metrics(
-        &self,
-        scores: PairScores,
-        group: &ProcessGroup,
-        metrics: &mut Metrics,
-    ) -> Result<(), Error> {
-        scores.all_gather(group)?.push_metrics("", metrics);
-        Ok(())
+        scores.add_to(sums);
+        let centering = self.config.center_rewards_coefficient;
+        let loss = loss::pairwise_reward_loss(&chosen, &rejected, margins.as_ref(), centering)?;
+        Ok(loss * (1.0 / pairs))
     }
 
     fn has_eval(&self) -> bool {
@@ -119,7 +111,9 @@ impl<'a> Objective for Reward<'a> {
 
     fn evaluate(&self, micro_batch_size: usize, groups: &ProcessGroups) -> Result<Metrics, Error> {
         let mut metrics = Metrics::default();
-        evaluate(self.model, self.eval, micro_batch_size, groups)?.push_metrics("eval/", &mut metrics);
+        let mut sums = Sums::default();
+        evaluate(self.model, self.eval, micro_batch_size, groups)?.add_to(&mut sums);
+        sums.push_means("eval/", &mut metrics);
         Ok(metrics)
     }
 }
@@ -159,13 +153,12 @@ impl PairScores {
         self.chosen.iter().zip(&self.rejected).map(value).collect()
     }
 
-    fn push_metrics(&self, prefix: &str, metrics: &mut Metrics) {
-        let count = self.chosen.len().max(1) as f64;
-        let mean = |values: &[f64]| values.iter().sum::<f64>() / count;
-        metrics.push(&format!("{prefix}accuracy"), mean(&self.correct()));
-        metrics.push(&format!("{prefix}margin"), mean(&self.chosen) - mean(&self.rejected));
-        metrics.push(&format!("{prefix}chosen_score"), mean(&self.chosen));
-        metrics.push(&format!("{prefix}rejected_score"), mean(&self.rejected));
+    fn add_to(&self, sums: &mut Sums) {
+        let margins = self.chosen.iter().zip(&self.rejected).map(|(chosen, rejected)| chosen - rejected);
+        sums.extend("accuracy", &self.correct());
+        sums.extend("margin", &margins.collect::<Vec<_>>());
+        sums.extend("chosen_score", &self.chosen);
+        sums.extend("rejected_score", &self.rejected);
     }
 }
 

@@ -169,7 +169,7 @@ impl StageRun<'_> {
     /// Refuses a run that is shorter than at the time of its checkpoint, and reports one that is longer.
     /// `saved` and `total` are the numbers of steps (for PPO: iterations) of the full run, then and now;
     /// `saved` is `None` in checkpoints of earlier versions. `step` is the number of completed steps.
-    /// `next_lr` returns the learning rate of the next optimizer step in a run of so many steps.
+    /// `next_lr` returns the learning rate of the next optimizer step in a run of the given number of steps.
     pub(crate) fn check_total_steps(
         &mut self,
         saved: Option<u64>,

@@ -12,13 +12,13 @@ use datasets::rows::IGNORE_INDEX;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::head;
-use parallel::comm::ProcessGroup;
 use parallel::pipeline::forward_only;
 use parallel::{ProcessGroups, upload};
 use tch::{Device, Tensor};
 
 use crate::Error;
 use crate::event::Metrics;
+use crate::sums::Sums;
 use crate::trainer::Objective;
 
 /// The objective of supervised fine-tuning.
@@ -58,7 +58,8 @@ impl<'a> Objective for Sft<'a> {
     type Example = Vec<&'a SftRow>;
     /// The predicted tokens.
     type Targets = Tensor;
-    type Stats = ();
+    /// The labelled tokens of the step.
+    type Step = f64;
 
     fn model(&self) -> &CausalLm {
         self.model
@@ -84,20 +85,16 @@ impl<'a> Objective for Sft<'a> {
         bin.iter().map(|row| row.input_ids.len()).sum()
     }
 
-    fn loss_divisor(&self, bins: &[Vec<&'a SftRow>]) -> f64 {
-        bins.iter().flatten().map(|row| row.num_label_tokens()).sum::<usize>().max(1) as f64
+    fn begin_step(&self, bins: &mut [Vec<&'a SftRow>], _: usize, _: &ProcessGroups) -> Result<f64, Error> {
+        Ok(bins.iter().flatten().map(|row| row.num_label_tokens()).sum::<usize>().max(1) as f64)
     }
 
     fn collate(&self, bins: &[Vec<&'a SftRow>]) -> (Batch, Tensor) {
         collate(&bins.concat(), self.model.device())
     }
 
-    fn loss(&self, targets: &Tensor, hidden: &Tensor, (): &mut ()) -> Result<Tensor, Error> {
-        Ok(head::cross_entropy(hidden, self.model.head(), targets, None)?)
-    }
-
-    fn push_metrics(&self, (): (), _: &ProcessGroup, _: &mut Metrics) -> Result<(), Error> {
-        Ok(())
+    fn loss(&self, tokens: &f64, targets: &Tensor, hidden: &Tensor, _: &mut Sums) -> Result<Tensor, Error> {
+        Ok(head::cross_entropy(hidden, self.model.head(), targets, None)? * (1.0 / tokens))
     }
 
     fn has_eval(&self) -> bool {

@@ -1,16 +1,18 @@
-//! The training loop of every stage that learns from a fixed set of examples: base model, SFT, reward model.
+//! The training loop of every stage that learns from a fixed set of examples: base model, SFT, reward model,
+//! and the offline algorithms.
 //!
 //! ```text
 //! each step
 //!   draw the examples of the step                                    Sampler
+//!   count them, and run what needs all of them                       Objective::begin_step
 //!   split them into micro-batches over the data-parallel ranks       Engine::split_micro_batches
 //!   forward, loss, backward                                          Objective::{collate, loss}
 //!   clip, update, zero the gradients                                 Engine::step
 //!   log, evaluate, save a checkpoint, ask tasks                      Objective::evaluate, StageRun
 //! ```
-//! The loss of a step is a sum over its examples divided by [`Objective::loss_divisor`], which covers the
-//! full step. Therefore neither the split into micro-batches nor the split over ranks changes the gradient.
-//! The loop contains no loss formula and no row format.
+//! A micro-batch divides its losses by the counts of the full step ([`Objective::begin_step`]), and the losses
+//! of a step are the sum over its micro-batches. Therefore neither the split into micro-batches nor the split
+//! over ranks changes the gradient. The loop contains no loss formula and no row format.
 
 use std::path::Path;
 use std::time::Instant;
@@ -18,14 +20,14 @@ use std::time::Instant;
 use datasets::{Sampler, SamplerState};
 use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
-use parallel::Segmented;
-use parallel::comm::ProcessGroup;
+use parallel::{ProcessGroups, Segmented};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::Error;
 use crate::event::Metrics;
 use crate::run::{Phase, StageRun};
+use crate::sums::Sums;
 
 /// A model and its training objective: how examples become batches, the loss, and the metrics.
 pub trait Objective {
@@ -35,8 +37,8 @@ pub trait Objective {
     type Example;
     /// The inputs of the loss of a micro-batch besides the hidden states.
     type Targets;
-    /// The statistics that are summed over the micro-batches of a step for its metrics.
-    type Stats: Default;
+    /// What the losses of a step share: the counts that they are divided by.
+    type Step;
 
     /// The trained model.
     fn model(&self) -> &Self::Model;
@@ -56,39 +58,43 @@ pub trait Objective {
     /// The number of tokens in an example, label or not. It is not the loss divisor.
     fn num_tokens(&self, example: &Self::Example) -> usize;
 
-    /// Returns the loss divisor of `examples`, which are all examples of an optimizer step, on all ranks:
-    /// their label tokens, or their pairs. Never 0. Losses are divided by it and gradients are summed over
-    /// the ranks, so it needs no all-reduce: the loss is the mean over the tokens of the step, or over its
-    /// pairs.
+    /// Whether [`begin_step`](Self::begin_step) runs the model.
+    fn runs_before_step(&self) -> bool {
+        false
+    }
+
+    /// Counts `examples`, which are all examples of an optimizer step, on all ranks: their label tokens, or
+    /// their pairs. Losses are divided by these counts and gradients are summed over the ranks, so the counts
+    /// need no all-reduce: the loss is the mean over the tokens of the step, or over its pairs. A loss that
+    /// compares an example with others of the step completes the examples here. All ranks call this.
     /// transformers: `num_items_in_batch`; Megatron: `num_tokens` of `finalize_model_grads`; verl:
     /// `batch_num_tokens`, `loss_agg_mode="token-mean"`.
-    fn loss_divisor(&self, examples: &[Self::Example]) -> f64;
+    fn begin_step(
+        &self,
+        examples: &mut [Self::Example],
+        micro_batch_size: usize,
+        groups: &ProcessGroups,
+    ) -> Result<Self::Step, Error>;
 
     /// Builds the flat batch of a micro-batch and the targets of its loss.
     fn collate(&self, examples: &[Self::Example]) -> (Batch, Self::Targets);
 
-    /// Computes the summed loss of a micro-batch, a scalar with a gradient. `hidden` `[M, H]` are the last
-    /// hidden states of the outputs of its batch.
+    /// Computes the share of a micro-batch in the loss of its step, a scalar with a gradient. `hidden`
+    /// `[M, H]` are the last hidden states of the outputs of its batch. The means of `sums` over the step are
+    /// metrics.
     fn loss(
         &self,
+        step: &Self::Step,
         targets: &Self::Targets,
         hidden: &Tensor,
-        stats: &mut Self::Stats,
+        sums: &mut Sums,
     ) -> Result<Tensor, Error>;
-
-    /// Adds the metrics of a step, computed from the statistics of all ranks of `group`. All ranks call this.
-    fn push_metrics(
-        &self,
-        stats: Self::Stats,
-        group: &ProcessGroup,
-        metrics: &mut Metrics,
-    ) -> Result<(), Error>;
 
     /// Whether there are held-out examples.
     fn has_eval(&self) -> bool;
 
     /// Computes the metrics of the held-out examples, which are split over the weight replicas.
-    fn evaluate(&self, micro_batch_size: usize, groups: &parallel::ProcessGroups) -> Result<Metrics, Error>;
+    fn evaluate(&self, micro_batch_size: usize, groups: &ProcessGroups) -> Result<Metrics, Error>;
 }
 
 /// The state of a checkpoint besides the model and its optimizer.
@@ -136,12 +142,16 @@ pub fn train<O: Objective>(
         (run.progress)(Phase::Step, engine.step_count());
         run.begin_step()?;
         let batch = sampler.next_batch(config.batch_size());
-        let examples: Vec<O::Example> = batch.into_iter().map(|index| objective.example(index)).collect();
+        let mut examples: Vec<O::Example> = batch.into_iter().map(|index| objective.example(index)).collect();
+        if objective.runs_before_step() {
+            engine.finish_updates()?;
+        }
+        let step = objective.begin_step(&mut examples, config.micro_batch_size, &run.groups)?;
 
-        let mut stats = O::Stats::default();
+        let mut sums = Sums::default();
         let micro_batches =
-            collate_micro_batches(objective, &examples, 1.0, config.micro_batch_size, &mut engine);
-        let (loss, tokens) = accumulate(objective, &micro_batches, &mut engine, &mut stats)?;
+            collate_micro_batches(objective, &examples, (step, 1.0), config.micro_batch_size, &mut engine);
+        let (loss, tokens) = accumulate(objective, &micro_batches, &mut engine, &mut sums)?;
         let report = engine.step()?;
         run.memory.end_step();
         let [loss, tokens] = run.groups.loss_group().all_reduce_sum([loss, tokens as f64])?;
@@ -155,7 +165,7 @@ pub fn train<O: Objective>(
             metrics.push("tokens", tokens);
             metrics.push("seconds", started.elapsed().as_secs_f64());
             metrics.push("epoch", sampler.progress());
-            objective.push_metrics(stats, run.groups.loss_group(), &mut metrics)?;
+            sums.all_reduce(run.groups.loss_group())?.push_means("", &mut metrics);
             run.record_step(report.step, &metrics, std::mem::take(&mut tokens_since_log))?;
         }
         // Before the model is saved: held-out scores that are not finite must leave no such checkpoint.
@@ -197,23 +207,24 @@ fn evaluate<O: Objective>(
 }
 
 /// The micro-batches of one rank in an optimizer step, ready to run.
-pub(crate) struct MicroBatches<T> {
+pub(crate) struct MicroBatches<O: Objective> {
     batches: Vec<Batch>,
-    targets: Vec<T>,
-    /// The factor of the summed loss of a micro-batch.
-    scale: f64,
+    targets: Vec<O::Targets>,
+    step: O::Step,
+    /// The factor of the loss of the step.
+    weight: f64,
 }
 
 /// Splits `examples`, those of a full optimizer step, into micro-batches and collates those of this rank.
-/// Their loss is `weight` times the mean loss of the examples. All examples of a step are split before its
-/// first micro-batch runs, because the engine reduces a gradient as soon as its last micro-batch has run.
+/// Their loss is `weight` times the loss of the step. All examples of a step are split before its first
+/// micro-batch runs, because the engine reduces a gradient as soon as its last micro-batch has run.
 pub(crate) fn collate_micro_batches<O: Objective>(
     objective: &O,
     examples: &[O::Example],
-    weight: f64,
+    (step, weight): (O::Step, f64),
     micro_batch_size: usize,
     engine: &mut Engine,
-) -> MicroBatches<O::Targets> {
+) -> MicroBatches<O> {
     let step_tokens: usize = examples.iter().map(|example| objective.num_tokens(example)).sum();
     let aux_loss_divisor = step_tokens.max(1) as f64 / weight;
     let collated = engine.split_micro_batches(examples, micro_batch_size).into_iter().map(|examples| {
@@ -221,7 +232,7 @@ pub(crate) fn collate_micro_batches<O: Objective>(
         (batch.with_aux_loss_divisor(aux_loss_divisor), targets)
     });
     let (batches, targets) = collated.unzip();
-    MicroBatches { batches, targets, scale: weight / objective.loss_divisor(examples) }
+    MicroBatches { batches, targets, step, weight }
 }
 
 /// Runs `micro_batches` forward and backward and adds their gradients.
@@ -229,16 +240,17 @@ pub(crate) fn collate_micro_batches<O: Objective>(
 /// Returns this rank's share of the loss, and the number of tokens whose last hidden states it has computed.
 pub(crate) fn accumulate<O: Objective>(
     objective: &O,
-    micro_batches: &MicroBatches<O::Targets>,
+    micro_batches: &MicroBatches<O>,
     engine: &mut Engine,
-    stats: &mut O::Stats,
+    sums: &mut Sums,
 ) -> Result<(f64, i64), Error> {
-    let MicroBatches { batches, targets, scale } = micro_batches;
+    let MicroBatches { batches, targets, step, weight } = micro_batches;
     let batches: Vec<&Batch> = batches.iter().collect();
     let mut tokens = 0;
     let loss = engine.accumulate(objective.model(), &batches, |index, hidden| {
         tokens += batches[index].num_real_tokens();
-        Ok::<_, Error>(objective.loss(&targets[index], hidden, stats)? * *scale)
+        let loss = objective.loss(step, &targets[index], hidden, sums)?;
+        Ok::<_, Error>(if *weight == 1.0 { loss } else { loss * *weight })
     })?;
     Ok((loss, tokens))
 }

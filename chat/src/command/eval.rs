@@ -16,7 +16,7 @@ use eval::results::Results;
 use eval::results::requirement::Requirement;
 use eval::task::Selection;
 use parallel::RankInfo;
-use rlhf::config::Names;
+use rlhf::config::OneOrMany;
 
 use crate::args::{EvalArgs, EvalCommand, EvalRunArgs};
 use crate::command::prepare;
@@ -188,9 +188,9 @@ fn section(arguments: &EvalRunArgs) -> EvalSection {
     let include_path = tasks.include_path.iter().map(|path| path.display().to_string());
     EvalSection {
         every: 0,
-        tasks: Names(tasks.tasks.clone()),
+        tasks: OneOrMany(tasks.tasks.clone()),
         data: tasks.data.clone(),
-        include_path: Names(include_path.collect()),
+        include_path: OneOrMany(include_path.collect()),
         limit: arguments.limit,
         num_fewshot: tasks.num_fewshot,
         apply_chat_template: tasks.apply_chat_template,

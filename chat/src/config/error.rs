@@ -338,6 +338,18 @@ pub(crate) enum ConfigError {
 }
 
 impl ConfigError {
+    /// An unknown key of a file whose other sections are read apart is told with their names as well.
+    pub(super) fn with_sections(self, sections: &[&str]) -> Self {
+        match self {
+            Self::UnknownKey { place, key, known, nearest } if !key.contains('.') => {
+                let nearest = nearest.or_else(|| super::read::nearest(&key, sections).map(str::to_owned));
+                let known = format!("{known}, {}", sections.join(", "));
+                Self::UnknownKey { place, key, known, nearest }
+            }
+            other => other,
+        }
+    }
+
     /// Adds the place where the key of a refused value was written, if the user wrote it.
     pub(super) fn placed(self, tree: &Tree) -> Self {
         match self {

@@ -89,7 +89,7 @@ pub(super) fn check_warmup(
     const KEY: &str = "train.warmup_steps";
     let problem = config.optimizer_steps(stage).and_then(|steps| config.long_warmup(steps));
     let (Some(message), Some(entry)) = (problem, tree::find(tree, KEY)) else { return Ok(Vec::new()) };
-    let length = if stage.reads("ppo") { "ppo.iterations" } else { "train.steps" };
+    let length = if stage.has_rollouts { "ppo.iterations" } else { "train.steps" };
     let is_overridden =
         tree::find(tree, length).is_some_and(|length| rank(&length.origin) > rank(&entry.origin));
     let (place, key) = (Some(entry.origin.location.clone()), entry.origin.key.clone());

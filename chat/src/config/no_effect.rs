@@ -4,6 +4,8 @@
 
 use gemini::placement::PlacementPolicy;
 use parallel::pipeline::ScheduleKind;
+use rlhf::config::DpoConfig;
+use rlhf::loss::preference::{DpoLoss, FDivergence};
 
 use super::section::{ParallelSection, SequenceMode};
 use super::stage::{CRITIC_KEYS, IgnoredKey, StageSchema};
@@ -41,6 +43,9 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
     }
     if stage.reads("ppo") {
         keys.extend(by_ppo(config));
+    }
+    if stage.reads("dpo") {
+        keys.extend(by_dpo(&config.dpo));
     }
 
     if config.train.steps.is_some() {
@@ -122,6 +127,25 @@ fn by_eval(config: &RunConfig, stage: &StageSchema) -> Vec<IgnoredKey> {
     keys.push(("eval.tasks", reason));
     if eval.tasks.0.is_empty() && !stage.reads("data.eval") {
         keys.push(("eval.every", "ppo evaluates no rows, and [eval] tasks names no task"));
+    }
+    keys
+}
+
+/// The keys of `[dpo]` that none of its losses reads.
+fn by_dpo(dpo: &DpoConfig) -> Vec<IgnoredKey> {
+    let has = |loss| dpo.loss.0.contains(&loss);
+    let mut keys = Vec::new();
+    if !has(DpoLoss::Ipo) {
+        keys.push(("dpo.ipo_reduction", "only loss = \"ipo\" divides by the number of tokens or does not"));
+    }
+    if !has(DpoLoss::Discopop) {
+        keys.push(("dpo.discopop_tau", "only loss = \"discopop\" has a temperature"));
+    }
+    if dpo.f_divergence != FDivergence::AlphaDivergence {
+        keys.push(("dpo.f_alpha", "only f_divergence = \"alpha_divergence\" has an order"));
+    }
+    if dpo.reference_free {
+        keys.push(("reference.model", "[dpo] reference_free compares the policy with no model"));
     }
     keys
 }

@@ -200,6 +200,15 @@ pub(crate) enum SequenceMode {
     Ring,
 }
 
+/// The `[reference]` section: the model that an offline algorithm compares the policy with.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ReferenceSection {
+    /// A model folder, or a hub name `owner/name[@revision]`. If absent, the model that the stage starts from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) model: Option<String>,
+}
+
 /// The `[tokenizer]` section.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -1,5 +1,7 @@
 //! What the configuration knows of a training stage. The stages themselves are in [`crate::stage`].
 
+use super::ALGORITHM_SECTIONS;
+
 /// A key or section without effect, and the reason.
 pub(crate) type IgnoredKey = (&'static str, &'static str);
 
@@ -21,12 +23,6 @@ pub(super) const CRITIC_KEYS: [IgnoredKey; 10] = {
     ]
 };
 
-/// `[reward]`, which few stages read.
-pub(crate) const REWARD: IgnoredKey = ("reward", "[reward] is read by rm");
-
-/// `[ppo]`, which few stages read.
-pub(crate) const PPO: IgnoredKey = ("ppo", "[ppo] is read by ppo");
-
 /// `[data] ptx`, which few stages read.
 pub(crate) const PTX: IgnoredKey = ("data.ptx", "ptx rows are read by ppo");
 
@@ -37,8 +33,11 @@ pub(crate) struct StageSchema {
     pub(crate) name: &'static str,
     /// What the stage counts.
     pub(crate) units: Units,
-    /// The keys and sections that have no effect on the stage, each with the reason. The stage reads all
-    /// others.
+    /// Whether the stage generates what it learns from. Its length is then `[ppo] iterations`.
+    pub(crate) has_rollouts: bool,
+    /// The sections of algorithms that the stage reads. It reads every other section, as all stages do.
+    pub(crate) sections: &'static [&'static str],
+    /// The keys of other sections that have no effect on the stage, each with the reason.
     pub(crate) ignored_keys: &'static [IgnoredKey],
 }
 
@@ -56,6 +55,8 @@ pub(crate) struct Units {
 impl Units {
     /// The words of a stage that trains on the rows themselves.
     pub(crate) const ROWS: Self = Self { row: "row", step: "step", sample: "row" };
+    /// The words of a stage that trains on pairs.
+    pub(crate) const PAIRS: Self = Self { row: "pair", step: "step", sample: "pair" };
 }
 
 impl StageSchema {
@@ -64,6 +65,14 @@ impl StageSchema {
         let covers = |(ignored, _): &IgnoredKey| {
             key.strip_prefix(ignored).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
-        !self.ignored_keys.iter().any(covers)
+        !self.ignored_keys().iter().any(covers)
+    }
+
+    /// The keys and sections that have no effect on the stage, each with the reason.
+    pub(crate) fn ignored_keys(&self) -> Vec<IgnoredKey> {
+        const OTHERS: &str = "the section belongs to another stage";
+        let sections = ALGORITHM_SECTIONS.iter().map(|&(section, _)| section);
+        let others = sections.filter(|section| !self.sections.contains(section));
+        others.map(|section| (section, OTHERS)).chain(self.ignored_keys.iter().copied()).collect()
     }
 }

@@ -31,7 +31,7 @@ const ENGINE: &str = "colossal-chat endpoint 3";
 pub(super) const ENDPOINT_DIGEST: &str = "-endpoint";
 /// The probability of the tokens that are drawn from: all.
 const TOP_P: f64 = 1.0;
-/// So many failures of the server in a row end the evaluation. A refusal of one request is none.
+/// This many failures of the server in a row end the evaluation. A refusal of one request does not count.
 const HOPELESS: usize = 20;
 /// How often a thread that waits looks whether to stop.
 const POLL: Duration = Duration::from_millis(100);

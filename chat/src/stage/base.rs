@@ -12,7 +12,7 @@ use super::preflight::{ModelSpec, Preflight, TokenizerFiles};
 use super::sft;
 use super::tasks::Tasks;
 use crate::config::section::BaseSection;
-use crate::config::stage::{PPO, PTX, REWARD};
+use crate::config::stage::PTX;
 use crate::config::{RunConfig, StageSchema, Units};
 
 /// The stage `base`, which only `pipeline` runs.
@@ -20,7 +20,9 @@ pub(crate) static STAGE: Stage = Stage {
     schema: StageSchema {
         name: "base",
         units: Units::ROWS,
-        ignored_keys: &[("model.path", "the base model starts from [base]"), REWARD, PPO, PTX],
+        has_rollouts: false,
+        sections: &[],
+        ignored_keys: &[("model.path", "the base model starts from [base]"), PTX],
     },
     command: None,
     curves: &["loss"],

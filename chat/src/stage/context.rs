@@ -383,6 +383,17 @@ pub(super) fn warn_about_dropout(groups: &ProcessGroups, models: &[(&str, &Confi
     }
 }
 
+/// Refuses a model whose tokenizer differs from the tokenizer of the policy.
+pub(super) fn check_tokenizer(
+    own: &Tokenizer,
+    role: &'static str,
+    folder: &Path,
+    other: &Tokenizer,
+) -> Result<(), ConfigError> {
+    let different = |difference| ConfigError::Tokenizers { role, folder: folder.to_owned(), difference };
+    own.difference(other).map_or(Ok(()), |difference| Err(different(difference)))
+}
+
 /// Checks that the models of a stage can be split over `mesh`. In a dry run the ranks of the mesh do not
 /// exist, so loading the models would not detect it.
 pub(super) fn check_split(

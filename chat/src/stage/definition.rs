@@ -53,6 +53,16 @@ impl PipelineFolder<'_> {
         }
     }
 
+    /// Sets the pairs to train on and those that are held out to the results of an earlier part, unless the run
+    /// file names files.
+    pub(super) fn set_preferences(&self, config: &mut RunConfig) {
+        const HELD_OUT: &str = "data/heldout_preference.parquet";
+        self.set_files(&mut config.data.train, "data/preference.parquet");
+        if self.has(HELD_OUT) && config.data.eval_fraction == 0.0 {
+            self.set_files(&mut config.data.eval, HELD_OUT);
+        }
+    }
+
     /// Whether an earlier part has written `name`.
     pub(super) fn has(&self, name: &str) -> bool {
         self.0.join(name).exists()

@@ -315,6 +315,7 @@ mod tests {
             reply_tokens: 0,
             row: RowTokens { tokens: 512.0, squares: 512.0 * 512.0, predicted: 512.0 },
             ptx: None,
+            before_step: None,
             task_replies: None,
         };
         let work = Work { models: &models, lengths: &lengths, machine_bytes: Some(machine_mebibytes << 20) };

@@ -51,10 +51,13 @@ pub(super) struct RowTokens {
 impl RowTokens {
     /// The mean over `rows`. `lengths` gives the lengths of the sequences of a row, and how many of their
     /// positions have logits.
-    pub(super) fn mean<T, const N: usize>(rows: &[T], lengths: impl Fn(&T) -> ([usize; N], usize)) -> Self {
+    pub(super) fn mean<T, I>(rows: &[T], lengths: impl Fn(&T) -> (I, usize)) -> Self
+    where
+        I: IntoIterator<Item = usize>,
+    {
         let mut sum = Self::default();
         for (sequences, predicted) in rows.iter().map(lengths) {
-            for length in sequences.map(|length| length as f64) {
+            for length in sequences.into_iter().map(|length| length as f64) {
                 sum.tokens += length;
                 sum.squares += length * length;
             }
@@ -103,6 +106,8 @@ pub(super) struct SequenceLengths {
     pub(super) row: RowTokens,
     /// The mean row of the language-modelling term of PPO, if there is one.
     pub(super) ptx: Option<RowTokens>,
+    /// What the loss of each row reads without gradients before the step begins.
+    pub(super) before_step: Option<RowTokens>,
     /// The replies to the tasks of `[eval]`, if there are any.
     pub(super) task_replies: Option<TaskReplies>,
 }
@@ -127,6 +132,7 @@ impl SequenceLengths {
             reply_tokens: 0,
             row,
             ptx: None,
+            before_step: None,
             task_replies: None,
         }
     }
@@ -147,6 +153,7 @@ impl SequenceLengths {
             reply_tokens: 0,
             row,
             ptx: None,
+            before_step: None,
             task_replies: None,
         }
     }
@@ -412,6 +419,7 @@ mod tests {
             reply_tokens: 0,
             row: RowTokens::default(),
             ptx: None,
+            before_step: None,
             task_replies: None,
         };
         // Of 1000 values the largest is sqrt(2 ln 1000) = 3.716 922 deviations above the mean.
@@ -457,6 +465,7 @@ mod tests {
             reply_tokens: 0,
             row,
             ptx: None,
+            before_step: None,
             task_replies: None,
         };
         let peak = |task_replies| {

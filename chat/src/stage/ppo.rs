@@ -22,7 +22,6 @@ use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
 use super::tasks::Tasks;
 use super::{rm, rows, sft};
-use crate::config::stage::REWARD;
 use crate::config::{ConfigError, RunConfig, StageSchema, Units};
 use crate::console::print_stderr;
 use crate::model_folder;
@@ -32,8 +31,9 @@ pub(crate) static STAGE: Stage = Stage {
     schema: StageSchema {
         name: "ppo",
         units: Units { row: "prompt", step: "iteration", sample: "reply" },
+        has_rollouts: true,
+        sections: &["ppo"],
         ignored_keys: &[
-            REWARD,
             ("train.steps", "the length of a PPO run is [ppo] iterations"),
             ("train.epochs", "the length of a PPO run is [ppo] iterations"),
             ("train.gradient_accumulation_steps", "the number of replies per step is [ppo] mini_batch_size"),
@@ -161,7 +161,7 @@ fn preflight_rows(
         for (role, model) in models.others() {
             let files = model.tokenizer.as_ref();
             if let Some(files) = files.filter(|files| files.folder.join("tokenizer.json").exists()) {
-                check_tokenizer(tokenizer, role, &files.folder, &files.load()?)?;
+                context::check_tokenizer(tokenizer, role, &files.folder, &files.load()?)?;
             }
         }
     }
@@ -319,7 +319,7 @@ impl PerRole<PathBuf> {
             }
             seen.push(folder);
             match Tokenizer::from_folder(folder) {
-                Ok(other) => check_tokenizer(own, role, folder, &other)?,
+                Ok(other) => context::check_tokenizer(own, role, folder, &other)?,
                 Err(datasets::Error::TokenizerMissing { .. }) if groups.is_rank_zero() => {
                     let folder = folder.display();
                     print_stderr(&format!(
@@ -333,17 +333,6 @@ impl PerRole<PathBuf> {
         }
         Ok(())
     }
-}
-
-/// Refuses a model whose tokenizer differs from the tokenizer of the policy.
-fn check_tokenizer(
-    own: &Tokenizer,
-    role: &'static str,
-    folder: &Path,
-    other: &Tokenizer,
-) -> Result<(), ConfigError> {
-    let different = |difference| ConfigError::Tokenizers { role, folder: folder.to_owned(), difference };
-    own.difference(other).map_or(Ok(()), |difference| Err(different(difference)))
 }
 
 impl PpoModelSet {

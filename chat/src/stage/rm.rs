@@ -17,7 +17,7 @@ use super::peak_memory::{RowTokens, SequenceLengths};
 use super::plan::Plan;
 use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
-use crate::config::stage::{PPO, PTX};
+use crate::config::stage::PTX;
 use crate::config::{RunConfig, StageSchema, Units};
 use crate::model_folder;
 
@@ -26,8 +26,9 @@ pub(crate) static STAGE: Stage = Stage {
     schema: StageSchema {
         name: "rm",
         units: Units::ROWS,
+        has_rollouts: false,
+        sections: &["reward"],
         ignored_keys: &[
-            PPO,
             PTX,
             ("data.packing", "pairs are not packed"),
             ("eval.tasks", "a reward model answers no tasks"),
@@ -48,12 +49,8 @@ Examples:
 };
 
 fn set_pipeline_paths(config: &mut RunConfig, pipeline: &PipelineFolder<'_>) {
-    let held_out = "data/heldout_preference.parquet";
     pipeline.set_path(&mut config.model.path, "sft/final");
-    pipeline.set_files(&mut config.data.train, "data/preference.parquet");
-    if pipeline.has(held_out) && config.data.eval_fraction == 0.0 {
-        pipeline.set_files(&mut config.data.eval, held_out);
-    }
+    pipeline.set_preferences(config);
 }
 
 fn preflight(preflight: &mut Preflight<'_>, config: &RunConfig) -> anyhow::Result<String> {

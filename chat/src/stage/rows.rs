@@ -141,7 +141,7 @@ fn load<T: TrainingRow>(
 }
 
 /// Returns the cache that `[data] cache` names, or else the cache folder of the user.
-fn cache(data: &DataSection) -> Option<Cache> {
+pub(super) fn cache(data: &DataSection) -> Option<Cache> {
     match data.cache.as_deref() {
         Some("") => None,
         Some(folder) => Some(Cache { folder: folder.into(), least_bytes: 0 }),

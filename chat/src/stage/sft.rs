@@ -19,14 +19,20 @@ use super::plan::Plan;
 use super::preflight::{Preflight, deferred_line, describe, steps};
 use super::rows::{self, TrainEvalRows};
 use super::tasks::Tasks;
-use crate::config::stage::{PPO, PTX, REWARD};
+use crate::config::stage::PTX;
 use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::print_stderr;
 use crate::model_folder;
 
 /// The stage `sft`.
 pub(crate) static STAGE: Stage = Stage {
-    schema: StageSchema { name: "sft", units: Units::ROWS, ignored_keys: &[REWARD, PPO, PTX] },
+    schema: StageSchema {
+        name: "sft",
+        units: Units::ROWS,
+        has_rollouts: false,
+        sections: &[],
+        ignored_keys: &[PTX],
+    },
     command: Some(CommandHelp {
         about: "Teach a model to answer by example (supervised fine-tuning)",
         title: "Supervised fine-tuning",

@@ -108,9 +108,15 @@ impl PlannedRun<'_> {
     }
 
     fn supervised(&self, speed: &MachineSpeed) -> PhaseSeconds {
-        let rows = self.lengths.row.times(self.config.train.batch_size() as f64);
-        let training = self.trained().map(|(model, _)| self.training(model, rows, speed));
-        training.fold(<_>::default(), added)
+        let batch = self.config.train.batch_size() as f64;
+        let mut seconds = PhaseSeconds::default();
+        for (model, _) in self.trained() {
+            seconds = added(seconds, self.training(model, self.lengths.row.times(batch), speed));
+            if let Some(rows) = self.lengths.before_step {
+                seconds[Phase::Inference as usize] += self.scoring(model, rows.times(batch), speed);
+            }
+        }
+        seconds
     }
 
     fn ppo(&self, speed: &MachineSpeed) -> PhaseSeconds {
@@ -245,7 +251,7 @@ impl PlannedRun<'_> {
         })
     }
 
-    /// The chunks that each moment of a step needs; for PPO, with so many mini-batches.
+    /// The chunks that each moment of a step needs; for PPO, with `mini_batches` mini-batches.
     pub(super) fn chunk_uses(&self, mini_batches: usize) -> ChunkUses {
         let Self { config, mesh, models, state, lengths } = *self;
         let mut uses = ChunkUses::default();
@@ -259,6 +265,9 @@ impl PlannedRun<'_> {
             }
         }
         for (model, pieces) in models.iter().zip(&pieces).filter(|(model, _)| model.is_trained) {
+            if lengths.before_step.is_some() {
+                uses.add_forward_pass(pieces);
+            }
             let tensors = peak_memory::training_step(config, mesh, model, lengths);
             let steps = if has_rollout { mini_batches } else { 1 };
             (0..steps).for_each(|_| uses.add_training_step(pieces, &tensors));
@@ -366,6 +375,7 @@ mod tests {
             reply_tokens: new_tokens,
             row: ROW,
             ptx: None,
+            before_step: None,
             task_replies: None,
         }
     }

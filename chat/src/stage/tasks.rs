@@ -23,7 +23,7 @@ use eval::task::Task;
 use gemini::ZeroStage;
 use models::causal_lm::CausalLm;
 use parallel::ProcessGroups;
-use rlhf::config::Names;
+use rlhf::config::OneOrMany;
 use rlhf::event::Metrics;
 use rlhf::run::TaskScores;
 
@@ -156,7 +156,7 @@ pub(crate) fn check(
     if names.is_empty() {
         return Ok(None);
     }
-    Ok(Some(job::prepare(&EvalSection { tasks: Names(names), ..section.clone() })?))
+    Ok(Some(job::prepare(&EvalSection { tasks: OneOrMany(names), ..section.clone() })?))
 }
 
 fn has_tasks(config: &RunConfig) -> bool {

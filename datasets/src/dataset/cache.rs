@@ -9,6 +9,8 @@
 //! ```text
 //! "colossal-chat rows 1\n" | XXH64 of the rest, little endian | postcard: counts, layouts, notes, rows
 //! ```
+//! Beside them lie numbers that belong to rows, such as log-probabilities under a reference model, in the same
+//! form, under the [`Fingerprint`] of whatever they depend on.
 
 use std::fs::{self, File, Metadata};
 use std::hash::Hasher;
@@ -16,6 +18,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash64;
 
@@ -61,6 +64,25 @@ struct CachedRows<T> {
 }
 
 impl Cache {
+    /// The numbers that [`write_numbers`](Self::write_numbers) has kept under `fingerprint`. `None` if there
+    /// are none, or if they are damaged.
+    pub fn read_numbers(&self, fingerprint: &str) -> Option<Vec<f64>> {
+        open(&self.numbers_path(fingerprint))?.ok()
+    }
+
+    /// Keeps `numbers` under `fingerprint`. Returns their file.
+    pub fn write_numbers(&self, fingerprint: &str, numbers: &[f64]) -> Result<PathBuf> {
+        let path = self.numbers_path(fingerprint);
+        let failed = |source| Error::Write { path: self.folder.clone(), source };
+        fs::create_dir_all(&self.folder).map_err(failed)?;
+        keep(&path, &numbers)?;
+        Ok(path)
+    }
+
+    fn numbers_path(&self, fingerprint: &str) -> PathBuf {
+        self.folder.join(format!("{fingerprint}.numbers"))
+    }
+
     /// Whether the data files are large enough for the cache to be used.
     pub(super) fn is_large_enough(&self, paths: &[PathBuf]) -> Result<bool> {
         let mut bytes = 0;
@@ -86,7 +108,7 @@ impl Cache {
         let held = fs::create_dir_all(&self.folder).and_then(|()| open_lock(&lock));
         let held = held.and_then(|file| file.lock().map(|()| file));
 
-        let damaged = match open(&path) {
+        let damaged = match open::<CachedRows<T>>(&path) {
             Some(Ok(kept)) => {
                 unlock(held, &lock);
                 return Ok(dataset(kept, paths, CacheUse::Read(path)));
@@ -96,7 +118,7 @@ impl Cache {
         };
 
         let made = read().map(|mut made| {
-            made.cache = match keep(&path, &made) {
+            made.cache = match keep_rows(&path, &made) {
                 Ok(()) if damaged => CacheUse::Rebuilt(path),
                 Ok(()) => CacheUse::Written(path),
                 Err(error) => CacheUse::Failed(error.to_string()),
@@ -155,7 +177,7 @@ fn check_regular(path: &Path) -> io::Result<Metadata> {
 }
 
 /// Reads a cache file. Returns `None` if it cannot be read.
-fn open<T: TrainingRow>(path: &Path) -> Option<Result<CachedRows<T>, Damaged>> {
+fn open<T: DeserializeOwned>(path: &Path) -> Option<Result<T, Damaged>> {
     let mut bytes = Vec::new();
     open_regular(path).and_then(|mut file| file.read_to_end(&mut bytes)).ok()?;
     let rest = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk::<8>);
@@ -165,8 +187,8 @@ fn open<T: TrainingRow>(path: &Path) -> Option<Result<CachedRows<T>, Damaged>> {
     Some(kept.ok_or(Damaged))
 }
 
-/// Writes a cache file.
-fn keep<T: TrainingRow>(path: &Path, dataset: &EncodedDataset<T>) -> Result<()> {
+/// Writes the cache file of a data set.
+fn keep_rows<T: TrainingRow>(path: &Path, dataset: &EncodedDataset<T>) -> Result<()> {
     #[derive(Serialize)]
     struct Keeping<'a, T> {
         counts: Counts,
@@ -174,51 +196,80 @@ fn keep<T: TrainingRow>(path: &Path, dataset: &EncodedDataset<T>) -> Result<()> 
         rows: &'a [T],
     }
     let files = dataset.files.iter().map(|file| (file.layout, &file.notes)).collect();
-    let keeping = Keeping { counts: dataset.counts, files, rows: &dataset.rows };
+    keep(path, &Keeping { counts: dataset.counts, files, rows: &dataset.rows })
+}
+
+/// Writes a cache file.
+fn keep(path: &Path, content: &impl Serialize) -> Result<()> {
     let failed = |source| Error::Write { path: path.to_owned(), source };
     match check_regular(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
-    let payload = postcard::to_allocvec(&keeping).map_err(|error| failed(io::Error::other(error)))?;
+    let payload = postcard::to_allocvec(content).map_err(|error| failed(io::Error::other(error)))?;
     atomically(path, true, |file| {
         let sum = XxHash64::oneshot(0, &payload).to_le_bytes();
         [MAGIC, &sum, &payload].iter().try_for_each(|part| file.write_all(part)).map_err(failed)
     })
 }
 
-/// Returns the cache key of the rows: 32 hexadecimal digits.
+/// Returns the cache key of the rows.
 fn key<T: TrainingRow>(paths: &[PathBuf], tokenizer: &Tokenizer, options: &LoadOptions) -> Result<String> {
     let LoadOptions { reading, max_length, on_overlong, limit, cache: _ } = options;
-    let mut hashers = [1, 2].map(XxHash64::with_seed);
-    let mut add = |bytes: &[u8]| {
-        for hasher in &mut hashers {
+    let mut fingerprint = Fingerprint::default();
+    let settings = format!("{reading:?} {max_length} {on_overlong:?} {limit:?}");
+    for part in [T::Source::KIND, &settings, &tokenizer.fingerprint()?] {
+        fingerprint.add(part.as_bytes());
+    }
+    for path in paths {
+        // The extensions decide how the bytes are parsed, so they are part of the key.
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        fingerprint.add(name.split_once('.').map_or("", |(_, extensions)| extensions).as_bytes());
+        fingerprint.add_file(path)?;
+    }
+    Ok(fingerprint.finish())
+}
+
+/// A hash of everything that a cached file depends on, of which the version of this program is the first part:
+/// two XXH64 hashes with different seeds. Lengths are hashed too, so moving bytes from one part to the next
+/// changes the hash.
+#[derive(Debug)]
+pub struct Fingerprint([XxHash64; 2]);
+
+impl Default for Fingerprint {
+    fn default() -> Self {
+        let mut fingerprint = Self([1, 2].map(XxHash64::with_seed));
+        fingerprint.add(env!("CARGO_PKG_VERSION").as_bytes());
+        fingerprint
+    }
+}
+
+impl Fingerprint {
+    /// Adds a part.
+    pub fn add(&mut self, bytes: &[u8]) {
+        for hasher in &mut self.0 {
             hasher.write(&(bytes.len() as u64).to_le_bytes());
             hasher.write(bytes);
         }
-    };
-
-    let settings = format!("{reading:?} {max_length} {on_overlong:?} {limit:?}");
-    for part in [env!("CARGO_PKG_VERSION"), T::Source::KIND, &settings, &tokenizer.fingerprint()?] {
-        add(part.as_bytes());
     }
 
-    for path in paths {
-        let failed = |source| Error::Read { path: path.clone(), source };
-        // The extensions decide how the bytes are parsed, so they are part of the key.
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        add(name.split_once('.').map_or("", |(_, extensions)| extensions).as_bytes());
+    /// Adds the content of a file.
+    pub fn add_file(&mut self, path: &Path) -> Result<()> {
+        let failed = |source| Error::Read { path: path.to_owned(), source };
         let mut file = File::open(path).map_err(failed)?;
         let mut buffer = vec![0; 1 << 20];
         loop {
             match file.read(&mut buffer).map_err(failed)? {
                 0 => break,
-                count => add(&buffer[..count]),
+                count => self.add(&buffer[..count]),
             }
         }
-        add(&[]);
+        self.add(&[]);
+        Ok(())
     }
 
-    let halves: Vec<String> = hashers.iter().map(|hasher| format!("{:016x}", hasher.finish())).collect();
-    Ok(halves.concat())
+    /// The hash: 32 hexadecimal digits.
+    pub fn finish(self) -> String {
+        self.0.map(|hasher| format!("{:016x}", hasher.finish())).concat()
+    }
 }

@@ -32,7 +32,7 @@ pub fn measure_disks_with(free_bytes: FreeBytes) {
     let _ = FREE_BYTES.set(free_bytes);
 }
 
-/// The bytes that are free for downloads on the disk of a folder, if so many bytes do not fit there.
+/// The bytes that are free for downloads on the disk of a folder, if the wanted bytes do not fit there.
 pub(super) fn too_little_space(folder: &Path, missing: u64) -> Option<u64> {
     let free_bytes = FREE_BYTES.get()?;
     // The folder may not be there yet; one above it is on the same disk.
@@ -59,7 +59,7 @@ impl Pace {
         Self { started: Instant::now(), grace: grace(timeout) }
     }
 
-    /// Returns what is wrong with a transfer that has brought so many bytes.
+    /// Returns what is wrong with a transfer that has brought a number of bytes.
     pub(super) fn check(&self, bytes: u64) -> Result<(), String> {
         self.check_at(self.started.elapsed(), bytes)
     }

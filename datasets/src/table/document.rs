@@ -189,7 +189,7 @@ impl Document {
         self.start += count;
     }
 
-    /// An error so many bytes after the place.
+    /// An error a number of bytes after the place.
     fn broken(&self, reason: &str, column: usize) -> Error {
         Error::BadJson {
             at: RowLocation { path: self.path.clone(), row: self.rows + 1 },

@@ -38,7 +38,7 @@ pub(super) struct Trace {
     tensor_bytes: Vec<usize>,
 }
 
-/// The memory that tensors need is taken as the most of so many moments before and after. Memory that goes
+/// The memory that tensors need is taken as the most of this many moments before and after. Memory that goes
 /// back and forth between tensors and chunks would have to be made present again, page by page.
 const WINDOW: usize = 64;
 

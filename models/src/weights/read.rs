@@ -32,6 +32,11 @@ impl WeightFolder {
         Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new(), resized_vocab: None })
     }
 
+    /// The paths of the weight files of a folder.
+    pub fn paths(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+        Ok(file_names(folder)?.iter().map(|name| folder.join(name)).collect())
+    }
+
     /// Resizes the vocabulary from `from` to `to` rows for all later reads. New rows are the mean of the
     /// existing rows, as in transformers' `resize_token_embeddings` with `mean_resizing`, but without noise.
     pub(crate) fn resize_vocab(&mut self, from: i64, to: i64) {

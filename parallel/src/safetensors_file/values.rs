@@ -29,7 +29,7 @@ impl AllowedValues {
         if self == Self::Any {
             return None;
         }
-        // A number with the largest exponent is infinite or NaN. That of bfloat16 is the upper half of an
+        // A number with the largest exponent is infinite or NaN. The exponent of bfloat16 is the upper half of an
         // f32.
         let signed = self == Self::Finite;
         let refused = |exponent: u64, sign: u64| {

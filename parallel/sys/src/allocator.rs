@@ -32,18 +32,18 @@ use crate::arena::page_bytes;
 use crate::autograd::{fail, panic_text};
 use crate::{Error, check, raw};
 
-/// Requests of at least so many bytes get whole pages.
+/// Requests of at least this many bytes get whole pages.
 pub const LARGE_BYTES: usize = 64 << 10;
 
 /// Decides whether so many more bytes of memory may be used. The text of a refusal becomes the error of the
 /// operation.
 pub type Budget = dyn Fn(usize) -> Result<(), String> + Send + Sync;
 
-/// Free pages in memory are at most one part in so many of the memory that tensors have held at once, when
+/// Free pages in memory are at most one part in this number of the memory that tensors have held at once, when
 /// new ones are needed. They lie in pieces that are too small then.
 const MAX_WASTE: usize = 8;
 
-/// Address space is mapped in multiples of so many bytes, so that free ranges meet.
+/// Address space is mapped in multiples of this many bytes, so that free ranges meet.
 const GROWTH_BYTES: usize = 64 << 20;
 
 /// The alignment of small requests, as libtorch's own allocator has it.
@@ -248,7 +248,7 @@ fn map(bytes: usize) -> io::Result<Range<usize>> {
     Ok(start..start + bytes)
 }
 
-/// The memory of a tensor of so many bytes, more than 0; null with a message left for libtorch.
+/// The memory of a tensor of `bytes` bytes, more than 0; null with a message left for libtorch.
 extern "C" fn take(bytes: usize) -> *mut c_void {
     let memory = if bytes < LARGE_BYTES { take_small(bytes) } else { take_large(bytes) };
     memory.unwrap_or_else(|message| {

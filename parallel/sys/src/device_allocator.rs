@@ -20,7 +20,7 @@ use crate::autograd::{fail, panic_text};
 use crate::driver::device_number;
 use crate::{Error, check, raw};
 
-/// A device sets memory aside in multiples of so many bytes (`kMinBlockSize` of the caching allocator of
+/// A device sets memory aside in multiples of this many bytes (`kMinBlockSize` of the caching allocator of
 /// CUDA).
 const BLOCK_BYTES: usize = 512;
 

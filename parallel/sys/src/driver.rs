@@ -204,7 +204,7 @@ impl Driver {
         self.device
     }
 
-    /// Physical memory comes in multiples of so many bytes.
+    /// Physical memory comes in multiples of this many bytes.
     pub fn granularity(&self) -> usize {
         self.granularity
     }
@@ -413,7 +413,7 @@ pub(crate) struct Physical {
     pub(crate) bytes: usize,
 }
 
-/// A point in the work of the device. That of a copy keeps both arenas, and waits for the copy when it is
+/// A point in the work of the device. The event of a copy keeps both arenas, and waits for the copy when it is
 /// dropped.
 #[derive(Debug)]
 pub struct Event {

@@ -33,7 +33,7 @@ fn alone() -> MutexGuard<'static, Option<Before>> {
     before
 }
 
-/// A tensor that takes so many MiB.
+/// A tensor that takes a number of MiB.
 fn mib(count: usize) -> Tensor {
     try_mib(count).unwrap()
 }

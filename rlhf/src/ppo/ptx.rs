@@ -3,9 +3,11 @@
 
 use datasets::Sampler;
 use gemini::Engine;
+use parallel::ProcessGroups;
 
 use crate::Error;
 use crate::sft::Sft;
+use crate::sums::Sums;
 use crate::trainer::{self, MicroBatches, Objective};
 
 /// The demonstrations of the ptx term, and its weight.
@@ -16,7 +18,7 @@ pub(super) struct Ptx<'a> {
 }
 
 /// The micro-batches of one optimizer step.
-pub(super) type PtxMicroBatches<'a> = MicroBatches<<Sft<'a> as Objective>::Targets>;
+pub(super) type PtxMicroBatches<'a> = MicroBatches<Sft<'a>>;
 
 impl<'a> Ptx<'a> {
     /// Draws the next `count` rows and splits them into micro-batches.
@@ -25,10 +27,13 @@ impl<'a> Ptx<'a> {
         count: usize,
         micro_batch_size: usize,
         engine: &mut Engine,
-    ) -> PtxMicroBatches<'a> {
+        groups: &ProcessGroups,
+    ) -> Result<PtxMicroBatches<'a>, Error> {
         let rows = self.sampler.next_batch(count);
-        let examples: Vec<_> = rows.into_iter().map(|row| self.objective.example(row)).collect();
-        trainer::collate_micro_batches(&self.objective, &examples, self.coef, micro_batch_size, engine)
+        let mut examples: Vec<_> = rows.into_iter().map(|row| self.objective.example(row)).collect();
+        let tokens = self.objective.begin_step(&mut examples, micro_batch_size, groups)?;
+        let step = (tokens, self.coef);
+        Ok(trainer::collate_micro_batches(&self.objective, &examples, step, micro_batch_size, engine))
     }
 
     /// Adds the gradients of the ptx loss, and returns this rank's share of the loss without its weight.
@@ -38,7 +43,7 @@ impl<'a> Ptx<'a> {
         micro_batches: &PtxMicroBatches<'a>,
         engine: &mut Engine,
     ) -> Result<f64, Error> {
-        let (loss, _) = trainer::accumulate(&self.objective, micro_batches, engine, &mut ())?;
+        let (loss, _) = trainer::accumulate(&self.objective, micro_batches, engine, &mut Sums::default())?;
         Ok(loss / self.coef)
     }
 }

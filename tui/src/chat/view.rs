@@ -299,7 +299,7 @@ impl ChatScreen {
         width.saturating_sub(text::width(&self.figures(width)) + 1)
     }
 
-    /// The notice, if it fits into so many cells or not.
+    /// The notice, if it fits into `room` cells exactly when `fits` says so.
     fn notice(&self, room: usize, fits: bool) -> Option<(String, Style)> {
         let (notice, _) = self.notice.as_ref()?;
         let style = if notice.is_error { self.theme.error } else { self.theme.accent };

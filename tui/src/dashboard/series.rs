@@ -6,7 +6,7 @@
 
 use crate::number::median;
 
-/// The weights of the smoothing levels; the first one is none.
+/// The weights of the smoothing levels; the first weight smooths nothing.
 pub(super) const SMOOTHING: [f64; 8] = [0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99];
 
 /// The values of one metric.

@@ -207,7 +207,7 @@ fn fitting_prompt(
     Err(Failure::LongMessage { length, room, context }.into())
 }
 
-/// The most tokens of a summary in a context of so many.
+/// The most tokens of a summary in a context of `context` tokens.
 fn summary_tokens(context: i64) -> usize {
     SUMMARY.min(context as usize / 4).max(1)
 }

@@ -40,7 +40,7 @@ pub(super) struct FreedMemory {
 }
 
 /// The kernel keeps a mapping (VMA) for each piece that was moved, and a process may have 65530 of them
-/// (`vm.max_map_count`). An arena is cut into about so many pieces at most; a process has some twenty arenas.
+/// (`vm.max_map_count`). An arena is cut into about this many pieces at most; a process has some twenty arenas.
 const MAX_PIECES: usize = 2048;
 
 /// The pieces in which the memory of a chunk is moved. On a host each is one huge page, or several in a
@@ -121,7 +121,7 @@ impl FreedMemory {
         Some(place)
     }
 
-    /// Whether memory of so many bytes can be moved without a wait for the device, or is new.
+    /// Whether memory of `bytes` bytes can be moved without a wait for the device, or is new.
     pub(super) fn is_ready(&self, bytes: usize) -> Result<bool, Error> {
         let Some(places) = self.places.get(&bytes) else { return Ok(true) };
         match places.first().and_then(|place| place.used_until.as_ref()) {

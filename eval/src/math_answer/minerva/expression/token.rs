@@ -105,7 +105,7 @@ impl Tokens {
         Self { tokens, is_cut: false }
     }
 
-    /// The token at a place; nothing behind the last one, and an error where what follows is none.
+    /// The token at a place; nothing behind the last one, and an error where no token follows.
     pub(super) fn get(&self, place: usize) -> Result<Option<&Token>, ()> {
         match self.tokens.get(place) {
             None if self.is_cut => Err(()),

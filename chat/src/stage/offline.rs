@@ -1,0 +1,169 @@
+//! What the stages have in common that learn from given completions: `dpo`, `kto`, `orpo`, `simpo`, `cpo`. Each
+//! of them is an [`Algorithm`] in a file of its own.
+
+use std::path::Path;
+
+use datasets::dataset::TrainingRow;
+use datasets::{PreferenceRow, Tokenizer};
+use models::causal_lm::CausalLm;
+use models::config::Config;
+use models::decoder::HeadKind;
+use rlhf::offline::{Offline, OfflineLoss, Rows};
+use rlhf::trainer;
+
+use super::context::{self, Hooks, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
+use super::definition::PipelineFolder;
+use super::model_memory::{self, PlannedModel};
+use super::peak_memory::{RowTokens, SequenceLengths};
+use super::plan::Plan;
+use super::preflight::{Preflight, deferred_line, describe, steps};
+use super::reference::Reference;
+use super::rows::{self, TrainEvalRows};
+use super::tasks::Tasks;
+use crate::config::stage::{IgnoredKey, PTX};
+use crate::config::{RunConfig, StageSchema};
+use crate::model_folder;
+
+/// The keys that have no effect on these stages.
+pub(super) const IGNORED_KEYS: &[IgnoredKey] = &[PTX, ("data.packing", "completions are not packed")];
+
+/// An algorithm that learns from given completions.
+pub(super) trait Algorithm {
+    /// A row of `[data]`.
+    type Row: TrainingRow;
+    /// The loss.
+    type Loss: OfflineLoss;
+
+    /// What the configuration knows of the stage.
+    fn schema() -> &'static StageSchema;
+
+    /// The loss with the settings of the stage.
+    fn loss(config: &RunConfig) -> Self::Loss;
+
+    /// The rows as the loss reads them.
+    fn rows(rows: Vec<Self::Row>, config: &RunConfig) -> Vec<<Self::Loss as OfflineLoss>::Row>;
+
+    /// Whether the loss needs a pass over the rows of a step before any gradient.
+    fn runs_before_step(_: &RunConfig) -> bool {
+        false
+    }
+
+    /// The tokens of each sequence of a row, and the number of positions with logits.
+    fn lengths(row: &Self::Row) -> (Vec<usize>, usize);
+}
+
+/// The tokens of both sequences of a pair, and of their completions.
+pub(super) fn pair_lengths(pair: &PreferenceRow) -> (Vec<usize>, usize) {
+    let lengths = [&pair.chosen, &pair.rejected].map(Vec::len);
+    (lengths.to_vec(), lengths.iter().sum::<usize>() - 2 * pair.prompt_length)
+}
+
+/// The paths of a pipeline, for the stages that learn from pairs.
+pub(super) fn set_pipeline_paths(config: &mut RunConfig, pipeline: &PipelineFolder<'_>) {
+    pipeline.set_path(&mut config.model.path, "sft/final");
+    pipeline.set_preferences(config);
+}
+
+pub(super) fn preflight<A: Algorithm>(
+    preflight: &mut Preflight<'_>,
+    config: &RunConfig,
+) -> anyhow::Result<String> {
+    let mut model = preflight.model("model.path", config.model_path(A::schema())?)?;
+    model.tokenizer = model.tokenizer_of(&config.tokenizer, false)?;
+    let tokenizer = model.load_tokenizer()?;
+    model.refuse_reward_model("model.path")?;
+    if let Some(name) = &config.reference.model {
+        let reference = preflight.model("reference.model", name)?;
+        reference.refuse_reward_model("reference.model")?;
+        if let (Some(own), Some(files)) = (&tokenizer, &reference.tokenizer) {
+            context::check_tokenizer(own, "reference", &files.folder, &files.load()?)?;
+        }
+    }
+    context::check_mesh(config, &[&model.config], preflight.mesh)?;
+    let line = preflight_rows::<A>(preflight, config, &model.config, tokenizer.as_ref())?;
+    preflight.add_model(config, model);
+    Ok(line)
+}
+
+fn preflight_rows<A: Algorithm>(
+    preflight: &Preflight<'_>,
+    config: &RunConfig,
+    model: &Config,
+    tokenizer: Option<&Tokenizer>,
+) -> anyhow::Result<String> {
+    let Some(tokenizer) = tokenizer.filter(|_| preflight.have_rows(config)) else {
+        preflight.parse::<A::Row>(&config.data.train, &config.data)?;
+        preflight.parse::<A::Row>(&config.data.eval, &config.data)?;
+        return Ok(deferred_line(A::schema()));
+    };
+    let train = inputs::<A>(config, model, tokenizer)?.train;
+    Ok(describe(A::schema(), &train, &steps(config, train.rows.len())))
+}
+
+pub(super) fn run<A: Algorithm>(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
+    let folder = start_folder(config, ctx)?;
+    let tokenizer = tokenizer(config, &folder)?;
+    let architecture = Config::from_folder(&folder)?;
+    let inputs = inputs::<A>(config, &architecture, &tokenizer)?;
+    let tasks = Tasks::prepare(config, ctx.groups)?;
+    let loss = A::loss(config);
+    let reference = Reference::find(config, ctx, &loss, &tokenizer)?;
+
+    let plan = planned::<A>(config, ctx, (&architecture, &inputs), tasks.as_ref(), &tokenizer)?;
+    if context::ends_with_plan(&plan, ctx)? {
+        return Ok(());
+    }
+    let options = trainable_options(config, ctx)?;
+    let policy = CausalLm::load(&folder, &options)?;
+    context::warn_about_dropout(ctx.groups, &[("model", policy.config())]);
+
+    let TrainEvalRows { train, eval } = inputs;
+    let [train, eval] = [train, eval].map(|encoded| A::rows(encoded.rows, config));
+    let companions = |folder: &Path| model_folder::save_tokenizer(folder, &tokenizer, policy.config());
+    let evaluate_tasks = tasks.as_ref().map(|tasks| |step| tasks.evaluate((&policy, &tokenizer), step));
+    let hooks = Hooks::new(&companions, evaluate_tasks.as_ref());
+    run_in_folder(config, plan, &hooks, ctx, |run| {
+        let [of_train, of_eval] = match &reference {
+            Some(reference) => {
+                reference.logprobs((&loss, &policy, &options), [&train[..], &eval[..]], config, run)?
+            }
+            None => [Vec::new(), Vec::new()],
+        };
+        let (train, eval) = (Rows::new(&train, of_train), Rows::new(&eval, of_eval));
+        let objective = Offline::new(&policy, loss, train, eval)?;
+        trainer::train(&objective, config.data.shuffle, &config.train, run)
+    })
+}
+
+fn planned<A: Algorithm>(
+    config: &RunConfig,
+    ctx: &StageContext<'_>,
+    (architecture, inputs): (&Config, &TrainEvalRows<A::Row>),
+    tasks: Option<&Tasks>,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Plan> {
+    context::check_split(config, &[architecture], ctx)?;
+    let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
+    let model = PlannedModel { role: "model", config: architecture, head, kind, is_trained: true };
+    let train = &inputs.train;
+    let per_row = train.rows.first().map_or(1, |row| A::lengths(row).0.len());
+    let row = RowTokens::mean(&train.rows, A::lengths);
+    let task_replies = tasks.and_then(|tasks| tasks.replies(tokenizer));
+    let before_step = A::runs_before_step(config).then_some(row);
+    let lengths = SequenceLengths { task_replies, before_step, ..SequenceLengths::of(train, per_row, row) };
+    let models = model_memory::check(config, ctx, &[model], &lengths)?;
+    Ok(Plan::one_model(ctx.stage, config, ctx.mesh, models, train, train.rows.len()))
+}
+
+/// Reads the rows and checks them against the model's configuration. Reads no weights.
+fn inputs<A: Algorithm>(
+    config: &RunConfig,
+    model: &Config,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<TrainEvalRows<A::Row>> {
+    model_folder::check_vocabulary(tokenizer, model)?;
+    let rows = TrainEvalRows::load(tokenizer, &config.data, config.seed)?;
+    rows::refuse_none(&rows.train, A::schema())?;
+    model.check_length("the longest completion with its prompt", rows.longest())?;
+    Ok(rows)
+}

@@ -1,0 +1,55 @@
+//! The stage `orpo`: odds ratio preference optimization, which needs neither a reference nor a stage `sft` before it.
+
+use datasets::PreferenceRow;
+use rlhf::config::OrpoConfig;
+use rlhf::offline::pairs::Pairwise;
+
+use super::definition::{CommandHelp, Stage};
+use super::offline::{self, Algorithm};
+use crate::config::{RunConfig, StageSchema, Units};
+
+/// The stage `orpo`.
+pub(super) static STAGE: Stage = Stage {
+    schema: StageSchema {
+        name: "orpo",
+        units: Units::PAIRS,
+        has_rollouts: false,
+        sections: &["orpo"],
+        ignored_keys: offline::IGNORED_KEYS,
+    },
+    command: Some(CommandHelp {
+        about: "Learn to answer and to prefer at the same time, without a reference (ORPO)",
+        title: "Odds ratio preference optimization",
+        examples: "\
+Examples:
+  colossal-chat orpo --config run.toml --set model.path=base/final",
+    }),
+    curves: &["loss", "rewards/accuracies", "rewards/margins"],
+    set_pipeline_paths: offline::set_pipeline_paths,
+    preflight: offline::preflight::<Orpo>,
+    run: offline::run::<Orpo>,
+};
+
+/// The algorithm.
+struct Orpo;
+
+impl Algorithm for Orpo {
+    type Row = PreferenceRow;
+    type Loss = Pairwise<OrpoConfig>;
+
+    fn schema() -> &'static StageSchema {
+        &STAGE.schema
+    }
+
+    fn loss(config: &RunConfig) -> Self::Loss {
+        Pairwise(config.orpo.clone())
+    }
+
+    fn rows(rows: Vec<PreferenceRow>, _: &RunConfig) -> Vec<PreferenceRow> {
+        rows
+    }
+
+    fn lengths(row: &PreferenceRow) -> (Vec<usize>, usize) {
+        offline::pair_lengths(row)
+    }
+}

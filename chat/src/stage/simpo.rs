@@ -1,0 +1,55 @@
+//! The stage `simpo`: simple preference optimization.
+
+use datasets::PreferenceRow;
+use rlhf::config::SimpoConfig;
+use rlhf::offline::pairs::Pairwise;
+
+use super::definition::{CommandHelp, Stage};
+use super::offline::{self, Algorithm};
+use crate::config::{RunConfig, StageSchema, Units};
+
+/// The stage `simpo`.
+pub(super) static STAGE: Stage = Stage {
+    schema: StageSchema {
+        name: "simpo",
+        units: Units::PAIRS,
+        has_rollouts: false,
+        sections: &["simpo"],
+        ignored_keys: offline::IGNORED_KEYS,
+    },
+    command: Some(CommandHelp {
+        about: "Learn from pairs by the mean log-probability of a token, without a reference (SimPO)",
+        title: "Simple preference optimization",
+        examples: "\
+Examples:
+  colossal-chat simpo --config run.toml --set simpo.beta=2.5 --set simpo.gamma=1.25",
+    }),
+    curves: &["loss", "rewards/accuracies", "rewards/margins"],
+    set_pipeline_paths: offline::set_pipeline_paths,
+    preflight: offline::preflight::<Simpo>,
+    run: offline::run::<Simpo>,
+};
+
+/// The algorithm.
+struct Simpo;
+
+impl Algorithm for Simpo {
+    type Row = PreferenceRow;
+    type Loss = Pairwise<SimpoConfig>;
+
+    fn schema() -> &'static StageSchema {
+        &STAGE.schema
+    }
+
+    fn loss(config: &RunConfig) -> Self::Loss {
+        Pairwise(config.simpo.clone())
+    }
+
+    fn rows(rows: Vec<PreferenceRow>, _: &RunConfig) -> Vec<PreferenceRow> {
+        rows
+    }
+
+    fn lengths(row: &PreferenceRow) -> (Vec<usize>, usize) {
+        offline::pair_lengths(row)
+    }
+}
