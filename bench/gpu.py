@@ -135,9 +135,13 @@ def decode(options):
         for row in range(options.batch):
             ids = [5 + (row * 31 + at * 7) % 290 for at in range(options.prompt)]
             file.write(json.dumps({"ids": ids}) + "\n")
+    if options.rounds == 0:
+        # Only the replies are wanted.
+        generate(options, 1 + options.new)
+        return
     generate(options, 1)
-    once = min(generate(options, 1) for _ in range(2))
-    whole = min(generate(options, 1 + options.new) for _ in range(2))
+    once = min(generate(options, 1) for _ in range(options.rounds))
+    whole = min(generate(options, 1 + options.new) for _ in range(options.rounds))
     milliseconds = (whole - once) / options.new * 1e3
     limit = None
     _, bytes_per_second = peaks()
@@ -339,7 +343,7 @@ def main():
 
     verb(compare, "figures", "name", "left", "right", tolerance=1e-3)
     verb(training, "figures", "name", "run").add_argument("model", nargs="?")
-    verb(decode, "figures", "name", "binary", "model", "device", batch=1, new=128, prompt=128, preload="", dtype="bfloat16")
+    verb(decode, "figures", "name", "binary", "model", "device", batch=1, new=128, prompt=128, preload="", dtype="bfloat16", rounds=3)
     child = verb(peers, "figures", "binary", "model", "run", "rows", micro=4, exact_batch=1, threads=os.cpu_count())
     child.add_argument("--batches", nargs="+", type=int, default=[1])
     verb(kernels, "figures", "name", "trace")
