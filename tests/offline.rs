@@ -192,15 +192,11 @@ fn a_reference_is_scored_once_and_must_read_the_same_tokens() {
 #[test]
 fn answers_that_people_have_marked_train_as_they_are() {
     let scratch = with_run_file();
-    let rows: String = (0..12)
-        .map(|row| {
-            format!(
-                "{{\"prompt\": \"{row} + 1 =\", \"completion\": \"{}\", \"label\": {}}}\n",
-                row + 1,
-                row % 2 == 0
-            )
-        })
-        .collect();
+    let row = |number: usize| {
+        let (answer, label) = (number + 1, number.is_multiple_of(2));
+        format!("{{\"prompt\": \"{number} + 1 =\", \"completion\": \"{answer}\", \"label\": {label}}}\n")
+    };
+    let rows = (0..12).map(row).collect::<Vec<_>>().concat();
     scratch.write("thumbs.jsonl", &rows);
     let more =
         " --set data.train=thumbs.jsonl --set data.eval=[] --set data.eval_fraction=0.25 --set train.steps=2";

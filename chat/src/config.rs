@@ -85,7 +85,7 @@ pub(crate) struct RunConfig {
     pub(crate) kto: KtoConfig,
     /// Settings specific to ORPO.
     pub(crate) orpo: OrpoConfig,
-    /// Settings specific to SimPO.
+    /// Settings specific to `SimPO`.
     pub(crate) simpo: SimpoConfig,
     /// Settings specific to CPO.
     pub(crate) cpo: CpoConfig,
@@ -127,7 +127,7 @@ struct PipelineSections {
     pipeline: PipelineSection,
     synth: SynthOptions,
     base: BaseSection,
-    stage: BTreeMap<String, de::IgnoredAny>,
+    stage: de::IgnoredAny,
 }
 
 /// The names of [`PipelineSections`].

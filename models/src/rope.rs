@@ -125,9 +125,10 @@ impl Rotary {
             .map(|(start, other, sin)| (rotated.narrow(2, start, half), other, sin));
         for (rotated, other, sin) in &mut halves {
             // A fused multiply-add of the CPU would round differently where aten's loop is not a vector loop.
-            let _ = match x.device().is_cuda() {
-                true => rotated.addcmul_(other, sin),
-                false => rotated.g_add_(&(&*other * &*sin)),
+            let _ = if x.device().is_cuda() {
+                rotated.addcmul_(other, sin)
+            } else {
+                rotated.g_add_(&(&*other * &*sin))
             };
         }
         if dim < head_dim {

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | supervised fine-tuning | [`sft`] | `models::head::cross_entropy` |
 //! | reward model | [`reward`] | [`loss::pairwise_reward_loss`] |
-//! | DPO and its family, ORPO, SimPO, CPO, KTO | [`offline`] | [`loss::preference`], [`offline::kto`] |
+//! | DPO and its family, ORPO, `SimPO`, CPO, KTO | [`offline`] | [`loss::preference`], [`offline::kto`] |
 //! | proximal policy optimization | [`ppo`] | [`kl`], [`score`], [`advantage`], [`whiten`], [`loss`] |
 //!
 //! A stage receives tokenized rows, trains segmented models with `gemini::Engine`, and sends events to a

@@ -1,4 +1,4 @@
-//! Learning from given completions: what DPO and its family, KTO, ORPO, SimPO and CPO have in common.
+//! Learning from given completions: what DPO and its family, KTO, ORPO, `SimPO` and CPO have in common.
 //!
 //! ```text
 //! before the first step   log-probabilities of every sequence under the reference, once    logprobs

@@ -141,17 +141,10 @@ pub fn train<O: Objective>(
         let started = Instant::now();
         (run.progress)(Phase::Step, engine.step_count());
         run.begin_step()?;
-        let batch = sampler.next_batch(config.batch_size());
-        let mut examples: Vec<O::Example> = batch.into_iter().map(|index| objective.example(index)).collect();
-        if objective.runs_before_step() {
-            engine.finish_updates()?;
-        }
-        let step = objective.begin_step(&mut examples, config.micro_batch_size, &run.groups)?;
-
         let mut sums = Sums::default();
-        let micro_batches =
-            collate_micro_batches(objective, &examples, (step, 1.0), config.micro_batch_size, &mut engine);
-        let (loss, tokens) = accumulate(objective, &micro_batches, &mut engine, &mut sums)?;
+        let batch = sampler.next_batch(config.batch_size());
+        let (loss, tokens) =
+            run_step(objective, &batch, config.micro_batch_size, &mut engine, run, &mut sums)?;
         let report = engine.step()?;
         run.memory.end_step();
         let [loss, tokens] = run.groups.loss_group().all_reduce_sum([loss, tokens as f64])?;
@@ -186,6 +179,25 @@ pub fn train<O: Objective>(
     }
     engine.check_replicas(objective.model())?;
     run.finish(total_steps, &|folder| objective.save(folder))
+}
+
+/// Runs the examples `batch` of an optimizer step forward and backward. Returns this rank's share of the loss,
+/// and the number of tokens whose last hidden states it has computed.
+fn run_step<O: Objective>(
+    objective: &O,
+    batch: &[usize],
+    micro_batch_size: usize,
+    engine: &mut Engine,
+    run: &StageRun<'_>,
+    sums: &mut Sums,
+) -> Result<(f64, i64), Error> {
+    let mut examples: Vec<O::Example> = batch.iter().map(|&index| objective.example(index)).collect();
+    if objective.runs_before_step() {
+        engine.finish_updates()?;
+    }
+    let step = objective.begin_step(&mut examples, micro_batch_size, &run.groups)?;
+    let micro_batches = collate_micro_batches(objective, &examples, (step, 1.0), micro_batch_size, engine);
+    accumulate(objective, &micro_batches, engine, sums)
 }
 
 /// Evaluates the model on the held-out rows, if there are any and it is time.

@@ -152,11 +152,12 @@ fn run<L: OfflineLoss + Clone>(
         Some(folder) => CausalLm::load(folder, &options(true)).unwrap(),
         None => model(1, true),
     };
-    let of_reference = || match loss.has_reference() {
-        true => {
-            offline::reference_logprobs(loss, rows, &model(2, false), 3, &ProcessGroups::single()).unwrap()
-        }
-        false => Vec::new(),
+    let of_reference = || {
+        let groups = ProcessGroups::single();
+        let scored = loss
+            .has_reference()
+            .then(|| offline::reference_logprobs(loss, rows, &model(2, false), 3, &groups).unwrap());
+        scored.unwrap_or_default()
     };
     let (train_rows, eval_rows) = (Rows::new(rows, of_reference()), Rows::new(rows, of_reference()));
     let objective = Offline::new(&policy, loss.clone(), train_rows, eval_rows).unwrap();

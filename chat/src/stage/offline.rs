@@ -150,7 +150,7 @@ fn planned<A: Algorithm>(
     let row = RowTokens::mean(&train.rows, A::lengths);
     let task_replies = tasks.and_then(|tasks| tasks.replies(tokenizer));
     let before_step = A::runs_before_step(config).then_some(row);
-    let lengths = SequenceLengths { task_replies, before_step, ..SequenceLengths::of(train, per_row, row) };
+    let lengths = SequenceLengths { before_step, task_replies, ..SequenceLengths::of(train, per_row, row) };
     let models = model_memory::check(config, ctx, &[model], &lengths)?;
     Ok(Plan::one_model(ctx.stage, config, ctx.mesh, models, train, train.rows.len()))
 }

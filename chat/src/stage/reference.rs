@@ -74,10 +74,7 @@ impl Reference {
         if numbers.len() != counts.iter().sum::<usize>() {
             // Weights that are not trained would run through other kernels, and a resumed run would round
             // differently from one whose policy was the reference.
-            let other = match self.is_policy {
-                true => None,
-                false => Some(CausalLm::load(&self.folder, options)?),
-            };
+            let other = if self.is_policy { None } else { Some(CausalLm::load(&self.folder, options)?) };
             let model = other.as_ref().unwrap_or(policy);
             let size = config.train.micro_batch_size;
             numbers.clear();
