@@ -63,8 +63,13 @@ CASES = [
 ]
 
 
+def word(number):
+    """No word begins with another one, because TRL's tokenizer looks for the end of text inside of words."""
+    return f"w{number:02}"
+
+
 def words(ids):
-    return " ".join(f"w{number}" for number in ids)
+    return " ".join(map(word, ids))
 
 
 def rows():
@@ -84,10 +89,10 @@ def unpaired(pairs):
 
 
 def make_models(folder):
-    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w2"))
+    tokenizer = Tokenizer(models.WordLevel({word(number): number for number in range(VOCABULARY)}, unk_token=word(2)))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=f"w{END}", pad_token=f"w{PADDING}", chat_template=TEMPLATE)
+        tokenizer_object=tokenizer, eos_token=word(END), pad_token=word(PADDING), chat_template=TEMPLATE)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.15, tie_word_embeddings=False,
@@ -132,25 +137,24 @@ def trl(folder, tokenizer, kind, settings, pairs):
         "disable_tqdm": True, "gradient_checkpointing": False, **settings,
     }
     load = lambda name: LlamaForCausalLM.from_pretrained(folder / name, dtype=torch.float32)
+    # TRL tokenizes texts. It appends an end of text where a completion has none; ORPO and CPO always append one.
+    text = lambda ids: words(ids) + (" " if ids[-1] != END else "")
     if kind == "dpo":
-        data = [{"prompt_ids": p["prompt"], "chosen_ids": p["chosen"], "rejected_ids": p["rejected"]} for p in pairs]
+        data = [{key: text(ids) for key, ids in pair.items()} for pair in pairs]
         trainer = DPOTrainer(
             model=load("policy"), ref_model=load("reference"), args=DPOConfig(**common), train_dataset=Dataset.from_list(data),
             processing_class=tokenizer)
     elif kind == "kto":
-        data = list(unpaired(pairs))
         data = [
-            {"prompt_ids": row["prompt"], "completion_ids": row["completion"], "label": row["label"],
-             "KL_completion_ids": data[place - 1]["completion"]}
-            for place, row in enumerate(data)]
+            {"prompt": text(row["prompt"]), "completion": text(row["completion"]), "label": row["label"]}
+            for row in unpaired(pairs)]
         args = KTOConfig(**common, train_sampling_strategy="sequential")
         trainer = KTOTrainer(
             model=load("policy"), ref_model=load("reference"), args=args, train_dataset=Dataset.from_list(data),
             processing_class=tokenizer)
     else:
-        # These tokenize texts, and append the end of text themselves.
         data = [{
-            "prompt": words(p["prompt"]) + " ", "chosen": words(p["chosen"][:-1]), "rejected": words(p["rejected"][:-1]),
+            "prompt": text(p["prompt"]), "chosen": words(p["chosen"][:-1]), "rejected": words(p["rejected"][:-1]),
         } for p in pairs]
         config, trainer = {"orpo": (ORPOConfig, ORPOTrainer), "cpo": (CPOConfig, CPOTrainer)}[kind]
         trainer = trainer(
