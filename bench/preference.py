@@ -94,11 +94,14 @@ def compare(options, seed, demo):
 
     out = options.work / f"eval-{seed}"
     if not (out / "results.json").exists():
-        named = ",".join(f"{name}={path}" for name, path in models.items())
+        folders = ",".join(map(str, models.values()))
         program(
-            options, f"eval-{seed}.log", "eval", "--model", named, "--tasks", TASKS, "--data", demo, "--output", out)
+            options, f"eval-{seed}.log", "eval", "--model", folders, "--tasks", TASKS, "--data", demo, "--output", out)
     results = json.loads((out / "results.json").read_text())
-    scores = {model["name"]: {score["task"]: score for score in model["scores"]} for model in results["models"]}
+    # The models are in the order in which they were named. Of several metrics of a task the first one counts.
+    scores = {}
+    for name, model in zip(models, results["models"], strict=True):
+        scores[name] = {score["task"]: score for score in reversed(model["scores"])}
     return [{"seed": seed, "name": name, "scores": scores[name], "cost": costs.get(name)} for name in models]
 
 
