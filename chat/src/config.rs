@@ -1,11 +1,11 @@
 //! The configuration: one TOML file for all stages of a model.
 //!
 //! The common sections (`[model] [tokenizer] [data] [train] [checkpoint] [log] [eval]`) apply to every stage,
-//! and a section of an algorithm to the stages that read it. `[stage.NAME.SECTION]` overrides them key by key for the stage NAME alone, and `--set`
-//! overrides both. The precedence is: `--set` > `[stage.NAME.*]` > common sections > defaults. Only
-//! `pipeline` reads `[pipeline] [synth] [base]`. An unknown key, a wrong type, a value out of bounds and a
-//! key without effect are reported before anything is loaded. The resolved configuration is saved with the
-//! run and reads back as the same configuration. This module runs no command.
+//! and a section of an algorithm to the stages that read it. `[stage.NAME.SECTION]` overrides them key by key
+//! for the stage NAME alone, and `--set` overrides both. The precedence is: `--set` > `[stage.NAME.*]` >
+//! common sections > defaults. Only `pipeline` reads `[pipeline] [synth] [base]`. An unknown key, a wrong
+//! type, a value out of bounds and a key without effect are reported before anything is loaded. The resolved
+//! configuration is saved with the run and reads back as the same configuration. This module runs no command.
 
 mod device;
 pub(crate) mod error;
@@ -28,7 +28,7 @@ use rlhf::config::{
     CpoConfig, DpoConfig, KtoConfig, OldLogprobs, OrpoConfig, PpoConfig, RewardConfig, SimpoConfig,
 };
 use rlhf::loss::preference::PreferenceLoss;
-use serde::{Deserialize, Serialize, de};
+use serde::{Deserialize, Serialize};
 
 pub(crate) use device::DeviceSetting;
 pub(crate) use error::ConfigError;
@@ -127,7 +127,7 @@ struct PipelineSections {
     pipeline: PipelineSection,
     synth: SynthOptions,
     base: BaseSection,
-    stage: de::IgnoredAny,
+    stage: BTreeMap<String, toml::Table>,
 }
 
 /// The names of [`PipelineSections`].

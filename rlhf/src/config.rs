@@ -1,4 +1,5 @@
-//! The configuration sections `[reward]` and `[ppo]`, and what the sections of other algorithms share with them.
+//! The configuration sections `[reward]` and `[ppo]`, and what the sections of other algorithms share with
+//! them.
 
 use std::fmt;
 use std::marker::PhantomData;

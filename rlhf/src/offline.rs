@@ -504,8 +504,8 @@ fn split(numbers: &Tensor, sequences: &[Sequence<'_>]) -> Vec<Tensor> {
     numbers.split_with_sizes(lengths, 0)
 }
 
-/// The log-probabilities of completions, `[S]` in fp64, from those of their targets. Each is a sum of its own,
-/// which no other sequence changes. Refuses numbers that are not finite.
+/// The log-probabilities of completions, `[S]` in fp64, from those of their targets. Each is a sum of its
+/// own, which no other sequence changes. Refuses numbers that are not finite.
 fn completion_logprobs(targets: &[Tensor], sequences: &[Sequence<'_>]) -> Result<Tensor, Error> {
     let of_sequence = |(targets, sequence): (&Tensor, &Sequence<'_>)| sequence.completion_logprob(targets);
     let logprobs = Tensor::stack(&targets.iter().zip(sequences).map(of_sequence).collect::<Vec<_>>(), 0);

@@ -30,7 +30,8 @@ impl Sums {
         }
     }
 
-    /// The sums over the ranks of `group`, all of which call this. A rank without rows has no names of its own.
+    /// The sums over the ranks of `group`, all of which call this. A rank without rows has no names of its
+    /// own.
     pub fn all_reduce(self, group: &ProcessGroup) -> Result<Self, Error> {
         let mut total = Self::default();
         for (name, sum, count) in group.all_gather_object(self.0)? {
@@ -44,7 +45,8 @@ impl Sums {
         self.0.iter().find(|(known, ..)| known == name).map(|&(_, sum, count)| (sum, count))
     }
 
-    /// Adds the mean of every sum to `metrics`, under its name after `prefix`. A sum without terms has no mean.
+    /// Adds the mean of every sum to `metrics`, under its name after `prefix`. A sum without terms has no
+    /// mean.
     pub fn push_means(&self, prefix: &str, metrics: &mut Metrics) {
         for (name, sum, count) in self.0.iter().filter(|(.., count)| *count > 0.0) {
             metrics.push(&format!("{prefix}{name}"), sum / count);

@@ -181,8 +181,8 @@ pub fn train<O: Objective>(
     run.finish(total_steps, &|folder| objective.save(folder))
 }
 
-/// Runs the examples `batch` of an optimizer step forward and backward. Returns this rank's share of the loss,
-/// and the number of tokens whose last hidden states it has computed.
+/// Runs the examples `batch` of an optimizer step forward and backward. Returns this rank's share of the
+/// loss, and the number of tokens whose last hidden states it has computed.
 fn run_step<O: Objective>(
     objective: &O,
     batch: &[usize],

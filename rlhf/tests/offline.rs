@@ -1,5 +1,5 @@
-//! Offline algorithms on a model of a few thousand parameters: what must not change a gradient, and what must be
-//! learnt.
+//! Offline algorithms on a model of a few thousand parameters: what must not change a gradient, and what must
+//! be learnt.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
@@ -127,7 +127,8 @@ fn unpaired() -> Vec<KtoRow> {
     KtoRow::of_rows(pairs().into_iter().take(4).flat_map(both).collect(), 32)
 }
 
-/// With a large eps, an update of `AdamW` is nearly proportional to the gradient, so weights tell of gradients.
+/// With a large eps, an update of `AdamW` is nearly proportional to the gradient, so weights tell of
+/// gradients.
 fn train(micro_batch_size: usize, steps: u64) -> TrainConfig {
     TrainConfig {
         steps: Some(steps),

@@ -204,7 +204,8 @@ pub(crate) enum SequenceMode {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ReferenceSection {
-    /// A model folder, or a hub name `owner/name[@revision]`. If absent, the model that the stage starts from.
+    /// A model folder, or a hub name `owner/name[@revision]`. If absent, the model that the stage starts
+    /// from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) model: Option<String>,
 }

@@ -103,6 +103,16 @@ fn sections_of_other_stages_are_silent_in_a_file_for_all_and_warned_of_in_a_file
 }
 
 #[test]
+fn what_is_no_table_of_a_stage_is_refused() {
+    for text in ["[stage]\nsft = 5\n", "stage = 5\n", "[stage.sft]\ntrain = 5\n"] {
+        let error = load(&format!("out = 'x'\n{text}"), &[], RM).unwrap_err().to_string();
+        assert!(error.contains("stage") && error.contains("a table"), "{text}: {error}");
+    }
+    let error = load("out = 'x'\n[stage.sft]\nseed = 5\n", &[], RM).unwrap_err().to_string();
+    assert!(error.contains("stage.sft.seed"), "{error}");
+}
+
+#[test]
 fn messages() {
     let cases: [(&str, String); 20] = [
         ("unknown key", message(&with("learning_rate = 1.0\n"), &[], SFT)),

@@ -53,8 +53,8 @@ impl PipelineFolder<'_> {
         }
     }
 
-    /// Sets the pairs to train on and those that are held out to the results of an earlier part, unless the run
-    /// file names files.
+    /// Sets the pairs to train on and those that are held out to the results of an earlier part, unless the
+    /// run file names files.
     pub(super) fn set_preferences(&self, config: &mut RunConfig) {
         const HELD_OUT: &str = "data/heldout_preference.parquet";
         self.set_files(&mut config.data.train, "data/preference.parquet");

@@ -358,7 +358,8 @@ mod tests {
         names(&shortage, &["[gemini] device_memory = \"368MiB\""]);
         let message = shortage.to_string();
         assert!(message.contains("this machine has 600 MiB: set "), "{message}");
-        // Activations are a part of the memory that is missing, and no smaller batch makes room for the states.
+        // Activations are a part of the memory that is missing, and no smaller batch makes room for the
+        // states.
         assert!(!message.contains("micro_batch_size"), "{message}");
     }
 

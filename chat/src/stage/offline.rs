@@ -1,5 +1,5 @@
-//! What the stages have in common that learn from given completions: `dpo`, `kto`, `orpo`, `simpo`, `cpo`. Each
-//! of them is an [`Algorithm`] in a file of its own.
+//! What the stages have in common that learn from given completions: `dpo`, `kto`, `orpo`, `simpo`, `cpo`.
+//! Each of them is an [`Algorithm`] in a file of its own.
 
 use std::path::Path;
 

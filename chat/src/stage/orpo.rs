@@ -1,4 +1,5 @@
-//! The stage `orpo`: odds ratio preference optimization, which needs neither a reference nor a stage `sft` before it.
+//! The stage `orpo`: odds ratio preference optimization, which needs neither a reference nor a stage `sft`
+//! before it.
 
 use datasets::PreferenceRow;
 use rlhf::config::OrpoConfig;

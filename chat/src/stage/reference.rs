@@ -2,7 +2,8 @@
 //! computed once, before the first step, and kept in the cache of tokenized rows.
 //!
 //! The initial policy is its own reference until the first step, so no second model is in memory. A resumed
-//! run, and one with `[reference] model`, loads the reference, and frees it before the optimizer takes memory.
+//! run, and one with `[reference] model`, loads the reference, and frees it before the optimizer takes
+//! memory.
 
 use std::path::PathBuf;
 

@@ -35,8 +35,8 @@ use crate::evaluation::share::Share;
 use crate::evaluation::{Engine, job, most_memory};
 use crate::interrupt;
 
-/// How long ranks wait in one collective for the verdicts of rank 0. A collective has a limit; the programs of
-/// a task together have none.
+/// How long ranks wait in one collective for the verdicts of rank 0. A collective has a limit; the programs
+/// of a task together have none.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// The tasks of a run: the requests, and no model yet.
@@ -303,8 +303,8 @@ impl CodeRunner for SharedRunner {
     }
 }
 
-/// Runs programs on the rank that has `run`, which is one, and exchanges verdicts at every heartbeat until they
-/// are there. Every rank returns them.
+/// Runs programs on the rank that has `run`, which is one, and exchanges verdicts at every heartbeat until
+/// they are there. Every rank returns them.
 fn run_with_heartbeat(
     run: Option<impl FnOnce() -> Outcome + Send>,
     heartbeat: Duration,

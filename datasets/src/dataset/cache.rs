@@ -230,9 +230,9 @@ fn key<T: TrainingRow>(paths: &[PathBuf], tokenizer: &Tokenizer, options: &LoadO
     Ok(fingerprint.finish())
 }
 
-/// A hash of everything that a cached file depends on, of which the version of this program is the first part:
-/// two XXH64 hashes with different seeds. Lengths are hashed too, so moving bytes from one part to the next
-/// changes the hash.
+/// A hash of everything that a cached file depends on, of which the version of this program is the first
+/// part: two XXH64 hashes with different seeds. Lengths are hashed too, so moving bytes from one part to the
+/// next changes the hash.
 #[derive(Debug)]
 pub struct Fingerprint([XxHash64; 2]);
 

@@ -21,8 +21,8 @@ pub(super) struct Axis {
 
 impl Axis {
     pub(super) fn at(&self, value: f64) -> f64 {
-        // The difference of two numbers near the limits of a float overflows. The difference of their halves does not,
-        // but half of the smallest numbers is zero.
+        // The difference of two numbers near the limits of a float overflows. The difference of their halves
+        // does not, but half of the smallest numbers is zero.
         let scale = if (self.high - self.low).is_finite() { 1.0 } else { 0.5 };
         let [value, low, high] = [value, self.low, self.high].map(|number| number * scale);
         self.from + (value - low) / (high - low) * (self.to - self.from)

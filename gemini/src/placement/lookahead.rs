@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 
 use super::{Candidate, choose_evictions};
 
-/// `auto` keeps one part in this number of the budget for chunks that are read ahead. The larger the part, the
-/// more can be read during one segment; and the less is left for chunks that stay, so the more has to be
+/// `auto` keeps one part in this number of the budget for chunks that are read ahead. The larger the part,
+/// the more can be read during one segment; and the less is left for chunks that stay, so the more has to be
 /// read.
 pub const READ_AHEAD_PARTS: usize = 8;
 

@@ -39,8 +39,8 @@ pub const LARGE_BYTES: usize = 64 << 10;
 /// operation.
 pub type Budget = dyn Fn(usize) -> Result<(), String> + Send + Sync;
 
-/// Free pages in memory are at most one part in this number of the memory that tensors have held at once, when
-/// new ones are needed. They lie in pieces that are too small then.
+/// Free pages in memory are at most one part in this number of the memory that tensors have held at once,
+/// when new ones are needed. They lie in pieces that are too small then.
 const MAX_WASTE: usize = 8;
 
 /// Address space is mapped in multiples of this many bytes, so that free ranges meet.

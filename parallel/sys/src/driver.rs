@@ -413,8 +413,8 @@ pub(crate) struct Physical {
     pub(crate) bytes: usize,
 }
 
-/// A point in the work of the device. The event of a copy keeps both arenas, and waits for the copy when it is
-/// dropped.
+/// A point in the work of the device. The event of a copy keeps both arenas, and waits for the copy when it
+/// is dropped.
 #[derive(Debug)]
 pub struct Event {
     driver: Arc<Driver>,

@@ -215,8 +215,8 @@ pub struct DpoConfig {
     pub ipo_reduction: IpoReduction,
     /// The temperature of `discopop`.
     pub discopop_tau: f64,
-    /// Whether a pair is weighted by how likely the policy is to write it (Zhou et al. 2024, arXiv 2406.11827,
-    /// equation 2).
+    /// Whether a pair is weighted by how likely the policy is to write it (Zhou et al. 2024, arXiv
+    /// 2406.11827, equation 2).
     pub use_weighting: bool,
     /// The weight of the tokens that only the longer completion of a pair has (Liu et al. 2024, arXiv
     /// 2409.06411). Absent: 1.

@@ -60,8 +60,8 @@ impl KtoConfig {
         not_negative("kto", "undesirable_weight", self.undesirable_weight)
     }
 
-    /// The loss of each completion, `[B]`, from its log-ratio and the baseline z, both `[B]`, and from whether
-    /// it is good.
+    /// The loss of each completion, `[B]`, from its log-ratio and the baseline z, both `[B]`, and from
+    /// whether it is good.
     pub fn losses(&self, log_ratios: &Tensor, baseline: &Tensor, labels: &[bool]) -> Tensor {
         let of_labels = |good: f64, bad: f64| {
             let values: Vec<f64> = labels.iter().map(|&label| if label { good } else { bad }).collect();
@@ -102,8 +102,8 @@ impl KtoRow {
     }
 }
 
-/// How many rows before a row the completion comes from that does not belong to its prompt: as few as leave no
-/// row with its own prompt, or else with the fewest of them.
+/// How many rows before a row the completion comes from that does not belong to its prompt: as few as leave
+/// no row with its own prompt, or else with the fewest of them.
 fn shift(rows: &[UnpairedRow]) -> usize {
     const MOST: usize = 64;
     let prompt = |index: usize| &rows[index].input_ids[..rows[index].prompt_length];

@@ -40,7 +40,8 @@ pub(super) struct FreedMemory {
 }
 
 /// The kernel keeps a mapping (VMA) for each piece that was moved, and a process may have 65530 of them
-/// (`vm.max_map_count`). An arena is cut into about this many pieces at most; a process has some twenty arenas.
+/// (`vm.max_map_count`). An arena is cut into about this many pieces at most; a process has some twenty
+/// arenas.
 const MAX_PIECES: usize = 2048;
 
 /// The pieces in which the memory of a chunk is moved. On a host each is one huge page, or several in a
