@@ -29,8 +29,8 @@ impl AllowedValues {
         if self == Self::Any {
             return None;
         }
-        // A number with the largest exponent is infinite or NaN. The exponent of bfloat16 is the upper half
-        // of an f32.
+        // A number with the largest exponent is infinite or NaN. A number of bfloat16 is the upper half of
+        // an f32.
         let signed = self == Self::Finite;
         let refused = |exponent: u64, sign: u64| {
             move |bits: u64| bits & exponent == exponent || (!signed && bits & sign != 0 && bits != sign)
