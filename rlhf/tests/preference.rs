@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-/// The least that the producers and we may differ by: TRL computes one divergence and the odds of ORPO in
+/// The most that the producers and we may differ by: TRL computes one divergence and the odds of ORPO in
 /// fp32.
 const TOLERANCE: f64 = 1e-6;
 
