@@ -94,16 +94,17 @@ pub(crate) struct RunConfig {
     pub(crate) base: NewModel,
 }
 
-/// The sections of algorithms, and what refuses their values. A stage names the sections that it reads.
-pub(crate) const ALGORITHM_SECTIONS: [(&str, SectionCheck); 8] = [
-    ("reward", |_| Ok(())),
-    ("ppo", |config| config.ppo.check()),
-    ("reference", |_| Ok(())),
-    ("dpo", |config| config.dpo.check()),
-    ("kto", |config| config.kto.check()),
-    ("orpo", |config| config.orpo.check()),
-    ("simpo", |config| config.simpo.check()),
-    ("cpo", |config| config.cpo.check()),
+/// The sections of algorithms, which stages read them, and what refuses their values. A stage names the
+/// sections that it reads.
+pub(crate) const ALGORITHM_SECTIONS: [(&str, &str, SectionCheck); 8] = [
+    ("reward", "[reward] is read by rm", |_| Ok(())),
+    ("ppo", "[ppo] is read by ppo", |config| config.ppo.check()),
+    ("reference", "[reference] is read by dpo and kto", |_| Ok(())),
+    ("dpo", "[dpo] is read by dpo", |config| config.dpo.check()),
+    ("kto", "[kto] is read by kto", |config| config.kto.check()),
+    ("orpo", "[orpo] is read by orpo", |config| config.orpo.check()),
+    ("simpo", "[simpo] is read by simpo", |config| config.simpo.check()),
+    ("cpo", "[cpo] is read by cpo", |config| config.cpo.check()),
 ];
 
 /// Refuses the values of a section.
@@ -483,8 +484,8 @@ impl RunConfig {
             }
         }
         self.train.check().map_err(rlhf::Error::from)?;
-        let read = ALGORITHM_SECTIONS.iter().filter(|(section, _)| stage.reads(section));
-        read.into_iter().try_for_each(|(_, check)| check(self))?;
+        let mut read = ALGORITHM_SECTIONS.iter().filter(|(section, ..)| stage.reads(section));
+        read.try_for_each(|(.., check)| check(self))?;
         self.data.check()?;
         self.eval.check()?;
         if self.log.every == 0 {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! before the first step   log-probabilities of every sequence under the reference, once    logprobs
-//! each step               log-probabilities that the loss needs of the full step           OfflineLoss::baseline
+//! each step               log-probabilities that the loss needs of the full step      OfflineLoss::baseline
 //! each micro-batch        log-probabilities of the completions, then the loss of each row  OfflineLoss::loss
 //! ```
 //! A loss reads log-probabilities and runs no model. It divides the sum over the rows of a micro-batch by the

@@ -40,11 +40,6 @@ impl Sums {
         Ok(total)
     }
 
-    /// The sum called `name`, and the number of its terms.
-    pub fn get(&self, name: &str) -> Option<(f64, f64)> {
-        self.0.iter().find(|(known, ..)| known == name).map(|&(_, sum, count)| (sum, count))
-    }
-
     /// Adds the mean of every sum to `metrics`, under its name after `prefix`. A sum without terms has no
     /// mean.
     pub fn push_means(&self, prefix: &str, metrics: &mut Metrics) {
@@ -69,6 +64,5 @@ mod tests {
         sums.push_means("eval/", &mut metrics);
         let expected = [("eval/margin".to_owned(), 2.0), ("eval/entropy".to_owned(), 2.0)];
         assert_eq!(metrics.0, expected);
-        assert_eq!(sums.get("margin"), Some((8.0, 4.0)));
     }
 }

@@ -70,9 +70,8 @@ impl StageSchema {
 
     /// The keys and sections that have no effect on the stage, each with the reason.
     pub(crate) fn ignored_keys(&self) -> Vec<IgnoredKey> {
-        const OTHERS: &str = "the section belongs to another stage";
-        let sections = ALGORITHM_SECTIONS.iter().map(|&(section, _)| section);
-        let others = sections.filter(|section| !self.sections.contains(section));
-        others.map(|section| (section, OTHERS)).chain(self.ignored_keys.iter().copied()).collect()
+        let others = ALGORITHM_SECTIONS.iter().filter(|(section, ..)| !self.sections.contains(section));
+        let others = others.map(|&(section, readers, _)| (section, readers));
+        others.chain(self.ignored_keys.iter().copied()).collect()
     }
 }

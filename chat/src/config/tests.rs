@@ -96,7 +96,7 @@ fn sections_of_other_stages_are_silent_in_a_file_for_all_and_warned_of_in_a_file
     let ppo = "[ppo]\niterations = 5\n";
     assert_eq!(
         load(&with(ppo), &[], SFT).unwrap().warnings,
-        ["run.toml:12: `ppo` has no effect on sft: the section belongs to another stage"]
+        ["run.toml:12: `ppo` has no effect on sft: [ppo] is read by ppo"]
     );
     let life = with(&format!("{ppo}[pipeline]\n"));
     assert_eq!(load(&life, &[], SFT).unwrap().warnings, Vec::<String>::new());

@@ -1,11 +1,9 @@
 //! The stage `cpo`: contrastive preference optimization.
 
-use datasets::PreferenceRow;
 use rlhf::config::CpoConfig;
-use rlhf::offline::pairs::Pairwise;
 
 use super::definition::{CommandHelp, Stage};
-use super::offline::{self, Algorithm};
+use super::offline::{self, PairAlgorithm};
 use crate::config::{RunConfig, StageSchema, Units};
 
 /// The stage `cpo`.
@@ -33,23 +31,14 @@ Examples:
 /// The algorithm.
 struct Cpo;
 
-impl Algorithm for Cpo {
-    type Row = PreferenceRow;
-    type Loss = Pairwise<CpoConfig>;
+impl PairAlgorithm for Cpo {
+    type Settings = CpoConfig;
 
     fn schema() -> &'static StageSchema {
         &STAGE.schema
     }
 
-    fn loss(config: &RunConfig) -> Self::Loss {
-        Pairwise(config.cpo.clone())
-    }
-
-    fn rows(rows: Vec<PreferenceRow>, _: &RunConfig) -> Vec<PreferenceRow> {
-        rows
-    }
-
-    fn lengths(row: &PreferenceRow) -> (Vec<usize>, usize) {
-        offline::pair_lengths(row)
+    fn settings(config: &RunConfig) -> &CpoConfig {
+        &config.cpo
     }
 }

@@ -1,12 +1,9 @@
 //! The stage `dpo`: direct preference optimization and its family ([`rlhf::loss::preference`]).
 
-use datasets::PreferenceRow;
 use rlhf::config::DpoConfig;
-use rlhf::loss::preference::PreferenceLoss;
-use rlhf::offline::pairs::Pairwise;
 
 use super::definition::{CommandHelp, Stage};
-use super::offline::{self, Algorithm};
+use super::offline::{self, PairAlgorithm};
 use crate::config::{RunConfig, StageSchema, Units};
 
 /// The stage `dpo`.
@@ -35,27 +32,14 @@ Examples:
 /// The algorithm.
 struct Dpo;
 
-impl Algorithm for Dpo {
-    type Row = PreferenceRow;
-    type Loss = Pairwise<DpoConfig>;
+impl PairAlgorithm for Dpo {
+    type Settings = DpoConfig;
 
     fn schema() -> &'static StageSchema {
         &STAGE.schema
     }
 
-    fn loss(config: &RunConfig) -> Self::Loss {
-        Pairwise(config.dpo.clone())
-    }
-
-    fn rows(rows: Vec<PreferenceRow>, _: &RunConfig) -> Vec<PreferenceRow> {
-        rows
-    }
-
-    fn runs_before_step(config: &RunConfig) -> bool {
-        config.dpo.compares_pairs()
-    }
-
-    fn lengths(row: &PreferenceRow) -> (Vec<usize>, usize) {
-        offline::pair_lengths(row)
+    fn settings(config: &RunConfig) -> &DpoConfig {
+        &config.dpo
     }
 }

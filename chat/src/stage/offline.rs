@@ -1,5 +1,5 @@
 //! What the stages have in common that learn from given completions: `dpo`, `kto`, `orpo`, `simpo`, `cpo`.
-//! Each of them is an [`Algorithm`] in a file of its own.
+//! Each of them is an [`Algorithm`] in a file of its own; those that learn from pairs are a [`PairAlgorithm`].
 
 use std::path::Path;
 
@@ -8,6 +8,8 @@ use datasets::{PreferenceRow, Tokenizer};
 use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::decoder::HeadKind;
+use rlhf::loss::preference::PreferenceLoss;
+use rlhf::offline::pairs::Pairwise;
 use rlhf::offline::{Offline, OfflineLoss, Rows};
 use rlhf::trainer;
 
@@ -16,7 +18,7 @@ use super::definition::PipelineFolder;
 use super::model_memory::{self, PlannedModel};
 use super::peak_memory::{RowTokens, SequenceLengths};
 use super::plan::Plan;
-use super::preflight::{Preflight, deferred_line, describe, steps};
+use super::preflight::{Preflight, describe, steps};
 use super::reference::Reference;
 use super::rows::{self, TrainEvalRows};
 use super::tasks::Tasks;
@@ -44,18 +46,48 @@ pub(super) trait Algorithm {
     fn rows(rows: Vec<Self::Row>, config: &RunConfig) -> Vec<<Self::Loss as OfflineLoss>::Row>;
 
     /// Whether the loss needs a pass over the rows of a step before any gradient.
-    fn runs_before_step(_: &RunConfig) -> bool {
-        false
-    }
+    fn runs_before_step(config: &RunConfig) -> bool;
 
     /// The tokens of each sequence of a row, and the number of positions with logits.
     fn lengths(row: &Self::Row) -> (Vec<usize>, usize);
 }
 
-/// The tokens of both sequences of a pair, and of their completions.
-pub(super) fn pair_lengths(pair: &PreferenceRow) -> (Vec<usize>, usize) {
-    let lengths = [&pair.chosen, &pair.rejected].map(Vec::len);
-    (lengths.to_vec(), lengths.iter().sum::<usize>() - 2 * pair.prompt_length)
+/// An algorithm that learns from pairs by a loss of them.
+pub(super) trait PairAlgorithm {
+    /// The section of the stage, which is its loss.
+    type Settings: PreferenceLoss + Clone;
+
+    /// What the configuration knows of the stage.
+    fn schema() -> &'static StageSchema;
+
+    /// The section of the stage.
+    fn settings(config: &RunConfig) -> &Self::Settings;
+}
+
+impl<A: PairAlgorithm> Algorithm for A {
+    type Row = PreferenceRow;
+    type Loss = Pairwise<A::Settings>;
+
+    fn schema() -> &'static StageSchema {
+        <A as PairAlgorithm>::schema()
+    }
+
+    fn loss(config: &RunConfig) -> Self::Loss {
+        Pairwise(A::settings(config).clone())
+    }
+
+    fn rows(rows: Vec<PreferenceRow>, _: &RunConfig) -> Vec<PreferenceRow> {
+        rows
+    }
+
+    fn runs_before_step(config: &RunConfig) -> bool {
+        A::settings(config).compares_pairs()
+    }
+
+    fn lengths(pair: &PreferenceRow) -> (Vec<usize>, usize) {
+        let lengths = [&pair.chosen, &pair.rejected].map(Vec::len);
+        (lengths.to_vec(), lengths.iter().sum::<usize>() - 2 * pair.prompt_length)
+    }
 }
 
 /// The paths of a pipeline, for the stages that learn from pairs.
@@ -72,7 +104,8 @@ pub(super) fn preflight<A: Algorithm>(
     model.tokenizer = model.tokenizer_of(&config.tokenizer, false)?;
     let tokenizer = model.load_tokenizer()?;
     model.refuse_reward_model("model.path")?;
-    if let Some(name) = &config.reference.model {
+    // A file for several stages may name a reference that this loss does not read.
+    if let Some(name) = config.reference.model.as_ref().filter(|_| A::loss(config).has_reference()) {
         let reference = preflight.model("reference.model", name)?;
         reference.refuse_reward_model("reference.model")?;
         if let (Some(own), Some(files)) = (&tokenizer, &reference.tokenizer) {
@@ -80,24 +113,12 @@ pub(super) fn preflight<A: Algorithm>(
         }
     }
     context::check_mesh(config, &[&model.config], preflight.mesh)?;
-    let line = preflight_rows::<A>(preflight, config, &model.config, tokenizer.as_ref())?;
+    let line = preflight.rows::<A::Row>(A::schema(), config, tokenizer.as_ref(), |tokenizer| {
+        let train = inputs::<A>(config, &model.config, tokenizer)?.train;
+        Ok(describe(A::schema(), &train, &steps(config, train.rows.len())))
+    })?;
     preflight.add_model(config, model);
     Ok(line)
-}
-
-fn preflight_rows<A: Algorithm>(
-    preflight: &Preflight<'_>,
-    config: &RunConfig,
-    model: &Config,
-    tokenizer: Option<&Tokenizer>,
-) -> anyhow::Result<String> {
-    let Some(tokenizer) = tokenizer.filter(|_| preflight.have_rows(config)) else {
-        preflight.parse::<A::Row>(&config.data.train, &config.data)?;
-        preflight.parse::<A::Row>(&config.data.eval, &config.data)?;
-        return Ok(deferred_line(A::schema()));
-    };
-    let train = inputs::<A>(config, model, tokenizer)?.train;
-    Ok(describe(A::schema(), &train, &steps(config, train.rows.len())))
 }
 
 pub(super) fn run<A: Algorithm>(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
@@ -161,9 +182,5 @@ fn inputs<A: Algorithm>(
     model: &Config,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<TrainEvalRows<A::Row>> {
-    model_folder::check_vocabulary(tokenizer, model)?;
-    let rows = TrainEvalRows::load(tokenizer, &config.data, config.seed)?;
-    rows::refuse_none(&rows.train, A::schema())?;
-    model.check_length("the longest completion with its prompt", rows.longest())?;
-    Ok(rows)
+    rows::inputs(A::schema(), config, (model, tokenizer), "the longest completion with its prompt")
 }

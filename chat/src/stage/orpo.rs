@@ -1,12 +1,10 @@
 //! The stage `orpo`: odds ratio preference optimization, which needs neither a reference nor a stage `sft`
 //! before it.
 
-use datasets::PreferenceRow;
 use rlhf::config::OrpoConfig;
-use rlhf::offline::pairs::Pairwise;
 
 use super::definition::{CommandHelp, Stage};
-use super::offline::{self, Algorithm};
+use super::offline::{self, PairAlgorithm};
 use crate::config::{RunConfig, StageSchema, Units};
 
 /// The stage `orpo`.
@@ -34,23 +32,14 @@ Examples:
 /// The algorithm.
 struct Orpo;
 
-impl Algorithm for Orpo {
-    type Row = PreferenceRow;
-    type Loss = Pairwise<OrpoConfig>;
+impl PairAlgorithm for Orpo {
+    type Settings = OrpoConfig;
 
     fn schema() -> &'static StageSchema {
         &STAGE.schema
     }
 
-    fn loss(config: &RunConfig) -> Self::Loss {
-        Pairwise(config.orpo.clone())
-    }
-
-    fn rows(rows: Vec<PreferenceRow>, _: &RunConfig) -> Vec<PreferenceRow> {
-        rows
-    }
-
-    fn lengths(row: &PreferenceRow) -> (Vec<usize>, usize) {
-        offline::pair_lengths(row)
+    fn settings(config: &RunConfig) -> &OrpoConfig {
+        &config.orpo
     }
 }

@@ -83,6 +83,24 @@ impl<'a> Preflight<'a> {
         rows::parse::<T>(&existing, data)
     }
 
+    /// Returns the summary line of a stage that trains on rows of type `T`: that of `read`, which reads them with
+    /// the tokenizer. If an earlier part of the pipeline makes the tokenizer or some of the rows, the others are
+    /// only parsed.
+    pub(super) fn rows<T: TrainingRow>(
+        &self,
+        stage: &StageSchema,
+        config: &RunConfig,
+        tokenizer: Option<&Tokenizer>,
+        read: impl FnOnce(&Tokenizer) -> anyhow::Result<String>,
+    ) -> anyhow::Result<String> {
+        if let Some(tokenizer) = tokenizer.filter(|_| self.have_rows(config)) {
+            return read(tokenizer);
+        }
+        self.parse::<T>(&config.data.train, &config.data)?;
+        self.parse::<T>(&config.data.eval, &config.data)?;
+        Ok(deferred_line(stage))
+    }
+
     /// Returns the model that the setting `key` names.
     pub(super) fn model(&self, key: &'static str, name: &str) -> anyhow::Result<ModelSpec> {
         let path = absolute(Path::new(name));

@@ -15,11 +15,10 @@ use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::model_memory::{self, PlannedModel};
 use super::peak_memory::{RowTokens, SequenceLengths};
 use super::plan::Plan;
-use super::preflight::{Preflight, deferred_line, describe, steps};
+use super::preflight::{Preflight, describe, steps};
 use super::rows::{self, TrainEvalRows};
 use crate::config::stage::PTX;
 use crate::config::{RunConfig, StageSchema, Units};
-use crate::model_folder;
 
 /// The stage `rm`.
 pub(crate) static STAGE: Stage = Stage {
@@ -59,24 +58,12 @@ fn preflight(preflight: &mut Preflight<'_>, config: &RunConfig) -> anyhow::Resul
     model.is_reward_model = true;
     let tokenizer = model.load_tokenizer()?;
     context::check_mesh(config, &[&model.config], preflight.mesh)?;
-    let line = preflight_rows(preflight, config, &model.config, tokenizer.as_ref())?;
+    let line = preflight.rows::<PreferenceRow>(&STAGE.schema, config, tokenizer.as_ref(), |tokenizer| {
+        let train = inputs(config, &model.config, tokenizer)?.train;
+        Ok(describe(&STAGE.schema, &train, &steps(config, train.rows.len())))
+    })?;
     preflight.add_model(config, model);
     Ok(line)
-}
-
-fn preflight_rows(
-    preflight: &Preflight<'_>,
-    config: &RunConfig,
-    model: &Config,
-    tokenizer: Option<&Tokenizer>,
-) -> anyhow::Result<String> {
-    let Some(tokenizer) = tokenizer.filter(|_| preflight.have_rows(config)) else {
-        preflight.parse::<PreferenceRow>(&config.data.train, &config.data)?;
-        preflight.parse::<PreferenceRow>(&config.data.eval, &config.data)?;
-        return Ok(deferred_line(&STAGE.schema));
-    };
-    let train = inputs(config, model, tokenizer)?.train;
-    Ok(describe(&STAGE.schema, &train, &steps(config, train.rows.len())))
 }
 
 fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
@@ -110,11 +97,7 @@ fn inputs(
     model: &Config,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<TrainEvalRows<PreferenceRow>> {
-    model_folder::check_vocabulary(tokenizer, model)?;
-    let rows = TrainEvalRows::load(tokenizer, &config.data, config.seed)?;
-    rows::refuse_none(&rows.train, &STAGE.schema)?;
-    model.check_length("the longest reply with its prompt", rows.longest())?;
-    Ok(rows)
+    rows::inputs(&STAGE.schema, config, (model, tokenizer), "the longest reply with its prompt")
 }
 
 /// Loads a scalar model: a sequence-classification model as it is, or a causal language model with a new

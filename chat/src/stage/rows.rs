@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 use datasets::dataset::{EncodedDataset, FileRead, LoadOptions, TrainingRow, split};
 use datasets::{Cache, CacheUse, Counts, ReadOptions, RowLocation, Tokenizer, table};
+use models::config::Config;
 use rlhf::config::Names;
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
 use crate::config::section::DataSection;
-use crate::config::{ConfigError, StageSchema};
+use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::console::print_stderr;
-use crate::user_folders;
+use crate::{model_folder, user_folders};
 
 /// Minimum size of the data files in bytes for which tokenized rows are kept in the cache folder of the user.
 const MIN_CACHED_BYTES: u64 = 4 << 20;
@@ -83,6 +84,21 @@ impl<T: TrainingRow> TrainEvalRows<T> {
     pub(super) fn longest(&self) -> usize {
         self.train.longest.max(self.eval.longest)
     }
+}
+
+/// Reads the rows of a stage and checks them against the configuration of its model: vocabulary, and length, of
+/// which `longest` is the subject in messages. Reads no weights.
+pub(super) fn inputs<T: TrainingRow>(
+    stage: &StageSchema,
+    config: &RunConfig,
+    (model, tokenizer): (&Config, &Tokenizer),
+    longest: &'static str,
+) -> anyhow::Result<TrainEvalRows<T>> {
+    model_folder::check_vocabulary(tokenizer, model)?;
+    let rows = TrainEvalRows::load(tokenizer, &config.data, config.seed)?;
+    refuse_none(&rows.train, stage)?;
+    model.check_length(longest, rows.longest())?;
+    Ok(rows)
 }
 
 /// Refuses a stage without training rows.

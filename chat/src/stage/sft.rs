@@ -16,7 +16,7 @@ use super::definition::{CommandHelp, PipelineFolder, Stage};
 use super::model_memory::{self, PlannedModel};
 use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
 use super::plan::Plan;
-use super::preflight::{Preflight, deferred_line, describe, steps};
+use super::preflight::{Preflight, describe, steps};
 use super::rows::{self, TrainEvalRows};
 use super::tasks::Tasks;
 use crate::config::stage::PTX;
@@ -76,14 +76,11 @@ pub(super) fn preflight_rows(
     model: &Config,
     tokenizer: Option<&Tokenizer>,
 ) -> anyhow::Result<String> {
-    let Some(tokenizer) = tokenizer.filter(|_| preflight.have_rows(config)) else {
-        preflight.parse::<SftRow>(&config.data.train, &config.data)?;
-        preflight.parse::<SftRow>(&config.data.eval, &config.data)?;
-        return Ok(deferred_line(stage));
-    };
-    let inputs = inputs(stage, config, model, tokenizer)?;
-    let bins = rlhf::sft::bins(&inputs.train.rows, packing(config))?.len();
-    Ok(describe(stage, &inputs.train, &steps(config, bins)))
+    preflight.rows::<SftRow>(stage, config, tokenizer, |tokenizer| {
+        let train = inputs(stage, config, model, tokenizer)?.train;
+        let bins = rlhf::sft::bins(&train.rows, packing(config))?.len();
+        Ok(describe(stage, &train, &steps(config, bins)))
+    })
 }
 
 fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
@@ -177,11 +174,7 @@ pub(super) fn inputs(
     model: &Config,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<TrainEvalRows<SftRow>> {
-    model_folder::check_vocabulary(tokenizer, model)?;
-    let rows = TrainEvalRows::load(tokenizer, &config.data, config.seed)?;
-    rows::refuse_none(&rows.train, stage)?;
-    model.check_length("the longest row", rows.longest())?;
-    Ok(rows)
+    rows::inputs(stage, config, (model, tokenizer), "the longest row")
 }
 
 /// Returns the length of a bin of packed rows; `None` without packing.

@@ -1,11 +1,9 @@
 //! The stage `simpo`: simple preference optimization.
 
-use datasets::PreferenceRow;
 use rlhf::config::SimpoConfig;
-use rlhf::offline::pairs::Pairwise;
 
 use super::definition::{CommandHelp, Stage};
-use super::offline::{self, Algorithm};
+use super::offline::{self, PairAlgorithm};
 use crate::config::{RunConfig, StageSchema, Units};
 
 /// The stage `simpo`.
@@ -33,23 +31,14 @@ Examples:
 /// The algorithm.
 struct Simpo;
 
-impl Algorithm for Simpo {
-    type Row = PreferenceRow;
-    type Loss = Pairwise<SimpoConfig>;
+impl PairAlgorithm for Simpo {
+    type Settings = SimpoConfig;
 
     fn schema() -> &'static StageSchema {
         &STAGE.schema
     }
 
-    fn loss(config: &RunConfig) -> Self::Loss {
-        Pairwise(config.simpo.clone())
-    }
-
-    fn rows(rows: Vec<PreferenceRow>, _: &RunConfig) -> Vec<PreferenceRow> {
-        rows
-    }
-
-    fn lengths(row: &PreferenceRow) -> (Vec<usize>, usize) {
-        offline::pair_lengths(row)
+    fn settings(config: &RunConfig) -> &SimpoConfig {
+        &config.simpo
     }
 }

@@ -9,8 +9,8 @@
 //! ```text
 //! "colossal-chat rows 1\n" | XXH64 of the rest, little endian | postcard: counts, layouts, notes, rows
 //! ```
-//! Beside them lie numbers that belong to rows, such as log-probabilities under a reference model, in the same
-//! form, under the [`Fingerprint`] of whatever they depend on.
+//! Beside them lie numbers that belong to rows, such as log-probabilities under a reference model, in the
+//! same form, under the [`Fingerprint`] of whatever they depend on.
 
 use std::fs::{self, File, Metadata};
 use std::hash::Hasher;

@@ -11,30 +11,31 @@
 //! |---|---|---|
 //! | `sigmoid` | `-S(b h)` | Rafailov et al. 2023, arXiv 2305.18290, equation 7 |
 //! | `cdpo` | `-(1-e) S(b h) - e S(-b h)` | Mitchell 2023, a note on DPO with noisy preferences |
-//! | `robust` | `(-(1-e) S(b h) + e S(-b h)) / (1 - 2e)` | Chowdhury et al. 2024, arXiv 2403.00409, equation 10 |
+//! | `robust` | `(-(1-e) S(b h) + e S(-b h)) / (1 - 2e)` | Chowdhury et al. 2024, arXiv 2403.00409 (10) |
 //! | `hinge` | `max(0, 1 - b h)` | Zhao et al. 2023, arXiv 2305.10425 |
-//! | `ipo` | `(h' - 1/(2b))^2`; in h' each side is divided by its tokens | Azar et al. 2023, arXiv 2310.12036, equation 17 |
+//! | `ipo` | `(h' - 1/(2b))^2`, h' with each side over its tokens | Azar et al. 2023, arXiv 2310.12036 (17) |
 //! | `sigmoid_norm` | `-S(b h')` | Meng et al. 2024, arXiv 2405.14734, with a reference |
 //! | `exo` | `KL((s(bh), s(-bh)) \|\| (1-e, e))` | Ji et al. 2024, arXiv 2402.00856, equation 16 |
 //! | `nca` | `-S(bu) - S(-bu)/2 - S(-bv)/2` | Chen et al. 2024, arXiv 2402.05369 |
 //! | `bco` | `-S(bu) - S(-bv)`, without a moving threshold | Jung et al. 2024, arXiv 2404.04656 |
 //! | `sppo_hard` | `(u - 1/(2b))^2 + (v + 1/(2b))^2` | Wu et al. 2024, arXiv 2405.00675, equation 4.7 |
-//! | `aot` | `cdpo` of the margins of policy and reference, each sorted over the step | Melnyk et al. 2024, arXiv 2406.05882 |
+//! | `aot` | `cdpo` of both margins, each sorted over the step | Melnyk et al. 2024, arXiv 2406.05882 |
 //! | `aot_unpaired` | `cdpo` of u and v, each sorted over the step | the same |
 //! | `apo_zero` | `1 - s(bu) + s(bv)` | D'Oosterlinck et al. 2024, arXiv 2408.06266, equation 7 |
 //! | `apo_down` | `s(bu) + 1 - s(b(u - v))` | the same, equation 8 |
-//! | `discopop` | `-S(bh) (1-m) + exp(-bh) m`, `m = s(bh / tau)` | Lu et al. 2024, arXiv 2406.08414, equation 5 |
+//! | `discopop` | `-S(bh) (1-m) + exp(-bh) m`, `m = s(bh / tau)` | Lu et al. 2024, arXiv 2406.08414 (5) |
 //!
 //! `sft` in the list of `[dpo] loss` adds the cross-entropy of the chosen completion (Pang et al. 2024, arXiv
 //! 2404.19733). Without a reference:
 //!
 //! | algorithm | loss of a pair | source |
 //! |---|---|---|
-//! | ORPO | `-b S(log odds(w) - log odds(l))` with `log odds = m - log(1 - exp m)`, m the mean log-probability of a token | Hong et al. 2024, arXiv 2403.07691, equation 7 |
+//! | ORPO | `-b S(log odds(w) - log odds(l))` | Hong et al. 2024, arXiv 2403.07691, equation 7 |
 //! | `SimPO` | `-S(b (m_w - m_l) - gamma)` | Meng et al. 2024, arXiv 2405.14734, equation 6 |
 //! | CPO | `-S(b (log p(y_w) - log p(y_l)))` | Xu et al. 2024, arXiv 2401.08417, equation 3 |
 //!
-//! ORPO and CPO add the cross-entropy of the chosen completion. Tensors are `[B]` over pairs, in fp64.
+//! m is the mean log-probability of a token, and `log odds = m - log(1 - exp m)`. A number in brackets is that
+//! of an equation. ORPO and CPO add the cross-entropy of the chosen completion. Tensors are `[B]` over pairs, in fp64.
 
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -278,7 +279,6 @@ impl DpoConfig {
         let bh = (&score_w - &score_l) * beta;
         let normalized = || &score_w / &chosen.lengths - &score_l / &rejected.lengths;
         let smoothing = self.label_smoothing;
-        // With the weights of TRL's `cdpo`: S(x) (1 - e) + S(-x) e.
         let smoothed = |x: &Tensor| -(x.log_sigmoid() * (1.0 - smoothing)) - (-x).log_sigmoid() * smoothing;
         match loss {
             DpoLoss::Sigmoid => -bh.log_sigmoid(),
