@@ -12,9 +12,7 @@ from shapes import llama
 
 BATCHES = [1, 8, 32]
 PROMPT_LENGTH = 128
-# Two logits this close may change places by rounding. A logit of 2 to 4 in bf16 is a multiple of 2^-6, and the layers
-# before it have rounded as well.
-DRAW = {"float32": 1e-4, "bfloat16": 2**-3}
+DRAW = 1e-4  # two logits this close may change places by rounding
 
 
 class Generation:
@@ -54,7 +52,7 @@ def compare(bench, batch):
         setting=setting and f"{setting} cache")
 
 
-def same_tokens(ours, peer, dtype="float32"):
+def same_tokens(ours, peer):
     """Stops the part when a token differs, unless the peer's two largest logits were equal up to rounding there.
 
     After such a draw the rest of the reply is another text, so it is not compared. Returns the number of draws.
@@ -65,7 +63,7 @@ def same_tokens(ours, peer, dtype="float32"):
             continue
         place = next(place for place, pair in enumerate(zip(mine, theirs)) if pair[0] != pair[1])
         gap = peer["gaps"][row][place]
-        if gap > DRAW[dtype]:
+        if gap > DRAW:
             raise NotEqual(f"token {place} of reply {row} is {mine[place]}, the peer has {theirs[place]} ({gap=:.2g})")
         draws += 1
     return draws
