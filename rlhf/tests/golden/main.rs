@@ -6,6 +6,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
+mod preference;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
+mod offline;
+
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -94,6 +96,16 @@ fn in_run_with_tasks(
     stage: impl FnOnce(&mut StageRun<'_>) -> Result<(), Error>,
 ) -> (Memory, Result<(), Error>) {
     let eval_steps = if evaluate_tasks.is_some() { 3 } else { 0 };
+    in_run_every(eval_steps, out, resume, evaluate_tasks, stage)
+}
+
+fn in_run_every(
+    eval_steps: u64,
+    out: &Path,
+    resume: Option<PathBuf>,
+    evaluate_tasks: Option<&TaskEvaluationFn<'_>>,
+    stage: impl FnOnce(&mut StageRun<'_>) -> Result<(), Error>,
+) -> (Memory, Result<(), Error>) {
     std::fs::create_dir_all(out).unwrap();
     let mut memory = Memory::default();
     let (interrupted, save_requested) = (AtomicBool::new(false), AtomicBool::new(false));

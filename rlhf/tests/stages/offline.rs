@@ -1,109 +1,38 @@
 //! Offline algorithms on a model of a few thousand parameters: what must not change a gradient, and what must
 //! be learnt.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
-
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use datasets::{PreferenceRow, UnpairedRow};
+use gemini::TrainConfig;
 use gemini::config::Scheduler;
-use gemini::{ChunkManager, TrainConfig};
 use models::causal_lm::CausalLm;
-use models::config::Config;
-use models::decoder::LoadOptions;
-use models::model_parallel::ModelParallel;
-use parallel::{ProcessGroups, Segmented};
+use parallel::ProcessGroups;
 use rlhf::config::{CpoConfig, DpoConfig, KtoConfig, OrpoConfig, SimpoConfig};
-use rlhf::event::{Event, Metrics, Recorder};
 use rlhf::offline::kto::{Kto, KtoRow};
 use rlhf::offline::pairs::Pairwise;
 use rlhf::offline::{self, Offline, OfflineLoss, Rows};
-use rlhf::run::{StageRun, StepIntervals};
-use rlhf::{Error, trainer};
-use tch::{Device, Kind, Tensor};
+use rlhf::trainer;
 
-const STOP: i64 = 2;
-
-fn config() -> Config {
-    let json = r#"{"model_type": "llama", "vocab_size": 24, "hidden_size": 16, "intermediate_size": 32,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": true, "hidden_act": "silu",
-        "attention_bias": false, "mlp_bias": false, "initializer_range": 0.2}"#;
-    Config::from_json(json, "config.json").unwrap()
-}
-
-fn options(trainable: bool) -> LoadOptions {
-    LoadOptions {
-        kind: Kind::Float,
-        device: Device::Cpu,
-        trainable,
-        model_parallel: ModelParallel::NONE,
-        memory: None,
-    }
-}
+use super::{Memory, STOP, config, in_run_every, options, weights, worst};
 
 fn model(seed: u64, trainable: bool) -> CausalLm {
     CausalLm::random(config(), seed, &options(trainable)).unwrap()
 }
 
-#[derive(Default)]
-struct Memory {
-    steps: Vec<Metrics>,
-    evaluations: Vec<Metrics>,
-}
-
-impl Recorder for Memory {
-    fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
-        match event {
-            Event::Step { metrics, .. } => self.steps.push((*metrics).clone()),
-            Event::Evaluated { metrics, .. } => self.evaluations.push((*metrics).clone()),
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
+/// Runs `stage`, with an evaluation every two steps.
 fn in_run(
     out: &Path,
     resume: Option<PathBuf>,
-    stage: impl FnOnce(&mut StageRun<'_>) -> Result<(), Error>,
+    stage: impl FnOnce(&mut rlhf::run::StageRun<'_>) -> Result<(), rlhf::Error>,
 ) -> Memory {
-    std::fs::create_dir_all(out).unwrap();
-    let mut memory = Memory::default();
-    let (interrupted, save_requested) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut run = StageRun {
-        stage: "test",
-        out,
-        groups: Arc::new(ProcessGroups::single()),
-        memory: ChunkManager::unlimited(),
-        seed: 5,
-        intervals: StepIntervals { save_steps: 3, save_total_limit: 9, logging_steps: 1, eval_steps: 2 },
-        resume,
-        interrupted: &interrupted,
-        save_requested: &save_requested,
-        paused: &AtomicBool::new(false),
-        progress: &|_, _| {},
-        recorder: &mut memory,
-        save_tokenizer: &|_| Ok(()),
-        evaluate_tasks: None,
-    };
-    stage(&mut run).unwrap();
+    let (memory, outcome) = in_run_every(2, out, resume, None, stage);
+    outcome.unwrap();
     memory
-}
-
-fn weights(model: &CausalLm) -> Vec<f32> {
-    let flat: Vec<Tensor> =
-        model.parameters().iter().map(|parameter| parameter.tensor.detach().flatten(0, -1)).collect();
-    Vec::<f32>::try_from(Tensor::cat(&flat, 0)).unwrap()
 }
 
 /// The largest difference of two sets of weights, relative to the largest way that one has gone from `start`.
 fn relative_difference(left: &[f32], right: &[f32], start: &[f32]) -> f32 {
-    let worst = |left: &[f32], right: &[f32]| {
-        left.iter().zip(right).map(|(left, right)| (left - right).abs()).fold(0.0, f32::max)
-    };
     worst(left, right) / worst(left, start)
 }
 
@@ -240,9 +169,9 @@ fn every_algorithm_prefers_what_it_is_taught_and_resumes_bit_for_bit() {
         let folder = tempfile::tempdir().unwrap();
         let train = TrainConfig { lr: 1e-2, eps: 1e-8, ..train(4, 12) };
         let (whole, memory) = run(loss, rows, &train, (folder.path(), None));
-        let last = memory.evaluations.last().unwrap();
+        let (_, last) = memory.evaluations.last().unwrap();
         let margin = last.get("eval/rewards/chosen").unwrap() - last.get("eval/rewards/rejected").unwrap();
-        let first = &memory.evaluations[0];
+        let (_, first) = &memory.evaluations[0];
         assert!(margin > 0.0, "{name}: {last:?}");
         assert!(last.get("eval/loss") < first.get("eval/loss"), "{name}: {first:?} {last:?}");
 
