@@ -111,18 +111,18 @@ fn every_mesh_computes_the_same() {
 fn every_budget_gives_the_same_bits() {
     let scratch = with_large_model();
     scratch.write("run.toml", RUN);
-    const TRAIN: &str = " --set model.path=large --set train.micro_batch_size=2 --set train.steps=4 \
-                         --set train.activation_checkpointing=true";
+    let train = " --set model.path=large --set train.micro_batch_size=2 --set train.steps=4 \
+                 --set train.activation_checkpointing=true";
     for (stage, loss) in [("dpo", " --set dpo.loss=['sigmoid','aot']"), ("kto", "")] {
         let whole = format!("{stage}-whole");
-        scratch.run(&line(stage, &whole, &format!("{TRAIN}{loss}"))).succeeds();
+        scratch.run(&line(stage, &whole, &format!("{train}{loss}"))).succeeds();
         for (number, budget) in
             ["'16MiB'", "'12MiB'", "'12MiB' --set gemini.placement='disk'"].into_iter().enumerate()
         {
             let out = format!("{stage}-{number}");
             let budget = format!(" --set gemini.device_memory={budget}");
             let outcome =
-                scratch.run(&line(stage, &out, &format!("{TRAIN}{loss}{budget} --set data.cache=")));
+                scratch.run(&line(stage, &out, &format!("{train}{loss}{budget} --set data.cache=")));
             outcome.succeeds();
             assert!(
                 !outcome.stderr.contains("; 0 MiB read from the disk"),
