@@ -3,79 +3,63 @@
 //! Logits are not computed here. The caller computes the logits that it needs with the head.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use parallel::residency::WeightStore;
-use parallel::{Parameter, PipelineStages, Segmented};
-use tch::{Device, Kind, Tensor};
+use parallel::Segmented;
+use tch::Tensor;
 
 use crate::Error;
 use crate::batch::Batch;
 use crate::cache::KvCache;
 use crate::config::Config;
-use crate::decoder::{Decoder, HeadKind, SCORE_WEIGHT, load};
+use crate::decoder::{HeadKind, SCORE_WEIGHT, load};
 use crate::head::Head;
+use crate::model::Model;
 use crate::weights::WeightFolder;
 
 pub use crate::decoder::LoadOptions;
 
-/// A causal language model.
+/// The head of a language model: a distribution over the vocabulary at each token.
 #[derive(Debug)]
-pub struct CausalLm {
-    decoder: Decoder,
-}
+pub struct VocabularyHead;
+
+/// A causal language model.
+pub type CausalLm = Model<VocabularyHead>;
 
 impl CausalLm {
     /// Loads a folder with `config.json` and safetensors weights.
     pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self, Error> {
         refuse_reward_model(folder)?;
-        Ok(Self { decoder: load::from_folder(folder, HeadKind::Vocabulary, options, None, None)? })
+        Ok(Self::new(load::from_folder(folder, HeadKind::Vocabulary, options, None, None)?))
     }
 
-    /// Like [`Self::load`], with a larger vocabulary. The new rows of the token embedding, and of an untied
-    /// head, are the mean of the existing rows.
+    /// Like [`Self::load`], with another size of the vocabulary. New rows of the token embedding, and of an
+    /// untied head, are the mean of the existing rows; with a smaller vocabulary, the last rows are left out.
     pub fn load_resized(folder: &Path, vocab_size: i64, options: &LoadOptions) -> Result<Self, Error> {
         refuse_reward_model(folder)?;
-        Ok(Self {
-            decoder: load::from_folder(folder, HeadKind::Vocabulary, options, None, Some(vocab_size))?,
-        })
+        let decoder = load::from_folder(folder, HeadKind::Vocabulary, options, None, Some(vocab_size))?;
+        Ok(Self::new(decoder))
     }
 
     /// A new model, initialized like in transformers. The values depend only on the seed, not on the machine.
     pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
-        Ok(Self { decoder: load::random(config, HeadKind::Vocabulary, seed, options)? })
+        Ok(Self::new(load::random(config, HeadKind::Vocabulary, seed, options)?))
     }
 
     /// An independent copy of this model with the same values and the same split over ranks.
     pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
-        Ok(Self { decoder: load::copy(&self.decoder, HeadKind::Vocabulary, options, 0)? })
+        Ok(Self::new(load::copy(&self.decoder, HeadKind::Vocabulary, options, 0)?))
     }
 
     /// The same weights without gradients, which the two models share. If the weights of this model may leave
     /// memory, nothing is shared.
     pub fn for_decoding(&self) -> Result<Self, Error> {
-        Ok(Self { decoder: load::for_decoding(&self.decoder)? })
+        Ok(Self::new(load::for_decoding(&self.decoder)?))
     }
 
     /// Writes `config.json` and the weights. Every rank that holds a shard of the model must call it.
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
         let config = self.config().for_causal_lm(self.decoder.kind());
         self.decoder.save(folder, &config)
-    }
-
-    /// The trunk.
-    pub fn decoder(&self) -> &Decoder {
-        &self.decoder
-    }
-
-    /// The device of the parameters.
-    pub fn device(&self) -> tch::Device {
-        self.decoder.device()
-    }
-
-    /// The configuration.
-    pub fn config(&self) -> &Config {
-        self.decoder.config()
     }
 
     /// The vocabulary head. No known family has a bias.
@@ -91,7 +75,7 @@ impl CausalLm {
         }
     }
 
-    /// See [`Decoder::prefill`].
+    /// See [`prefill`](crate::decoder::Decoder::prefill).
     pub fn prefill(
         &self,
         batch: &Batch,
@@ -101,54 +85,9 @@ impl CausalLm {
         self.decoder.prefill(batch, cache, slots)
     }
 
-    /// See [`Decoder::decode`].
+    /// See [`decode`](crate::decoder::Decoder::decode).
     pub fn decode(&self, input_ids: &Tensor, cache: &mut KvCache) -> Result<Tensor, parallel::Error> {
         self.decoder.decode(input_ids, cache)
-    }
-}
-
-impl Segmented for CausalLm {
-    type Context = Batch;
-
-    fn num_segments(&self) -> usize {
-        self.decoder.num_segments()
-    }
-
-    fn forward_segment(
-        &self,
-        index: usize,
-        hidden: Option<&Tensor>,
-        context: &Batch,
-    ) -> Result<Tensor, parallel::Error> {
-        self.decoder.forward_segment(index, hidden, context)
-    }
-
-    fn pipeline(&self) -> Option<&PipelineStages> {
-        self.decoder.pipeline()
-    }
-
-    fn weight_store(&self) -> Option<&Arc<dyn WeightStore>> {
-        self.decoder.weight_store()
-    }
-
-    fn hidden_spec(&self, context: &Batch) -> (Vec<i64>, (Kind, Device)) {
-        self.decoder.hidden_spec(context)
-    }
-
-    fn forward_all_no_grad(&self, contexts: &[&Batch]) -> Result<Vec<Tensor>, parallel::Error> {
-        self.decoder.forward_all_no_grad(contexts)
-    }
-
-    fn segment_parameters(&self, index: usize) -> Vec<usize> {
-        self.decoder.segment_parameters(index)
-    }
-
-    fn head_parameters(&self) -> Vec<usize> {
-        self.decoder.head_parameters()
-    }
-
-    fn parameters(&self) -> &[Parameter] {
-        self.decoder.parameters()
     }
 }
 

@@ -83,7 +83,7 @@ pub struct Completion {
     pub finish_reason: FinishReason,
 }
 
-/// Called with the prompt's index and each new token. Returning `Break` ends that reply.
+/// Token streaming: called with the prompt's index and each new token. Returning `Break` ends that reply.
 pub type TokenCallback<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
 
 /// Generates one reply per prompt, in the order of the prompts.

@@ -17,6 +17,7 @@
 //! `N` rows, `H` hidden size, `V` vocabulary size (of this rank). The softmax is in fp32 for any dtype of the
 //! weights. This module knows nothing about reductions or training algorithms.
 
+mod divergence;
 mod token_loss;
 
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use crate::model_parallel::needs_grad;
 use crate::tensor_parallel_region::TokenPartition;
 use crate::vocab_parallel::{MaskedIds, VocabShard};
 
+pub use divergence::{Divergence, Teacher, divergence};
 pub use token_loss::{RowLogprobs, RowLoss, RowSums, Rows, token_loss};
 
 /// The fewest and the most rows of a chunk. A chunk of `R` rows takes `6 R V H` operations and moves `16 V H`
@@ -582,6 +584,22 @@ impl HeadGrads {
 /// Returns no gradient for each of `count` inputs.
 fn no_grads(count: usize) -> Vec<Option<Tensor>> {
     (0..count).map(|_| None).collect()
+}
+
+/// Attaches gradients that are known already, those of `loss`, a scalar.
+fn with_grads(
+    loss: &Tensor,
+    hidden: &Tensor,
+    head: &Head<'_>,
+    mut grads: HeadGrads,
+) -> Result<Tensor, Error> {
+    let count = head.inputs(hidden).len();
+    let backward: Backward = Box::new(move |seed| {
+        let grads = std::mem::take(&mut grads);
+        Ok(seed[0].as_ref().map_or_else(|| no_grads(count), |seed| grads.scaled(seed)))
+    });
+    let [loss] = attached([loss], &head.inputs(hidden), backward)?;
+    Ok(loss)
 }
 
 fn attached<const K: usize>(

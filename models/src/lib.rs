@@ -31,6 +31,7 @@ pub mod layer;
 pub mod load_balancing;
 pub mod mask;
 pub mod mlp;
+pub mod model;
 pub mod model_parallel;
 pub mod moe;
 pub mod rope;

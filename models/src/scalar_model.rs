@@ -4,25 +4,25 @@
 //! `value = hidden . score`, without a bias, in fp32. The caller decides which token's value counts.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use parallel::residency::{ModelPart, WeightStore, hold_weights};
-use parallel::{Parameter, PipelineStages, Segmented};
-use tch::{Device, Kind, Tensor};
+use parallel::Segmented;
+use parallel::residency::{ModelPart, hold_weights};
+use tch::{Kind, Tensor};
 
 use crate::Error;
-use crate::batch::Batch;
 use crate::causal_lm::{CausalLm, LoadOptions};
 use crate::config::Config;
-use crate::decoder::{Decoder, HeadKind, SCORE_WEIGHT, load};
+use crate::decoder::{HeadKind, SCORE_WEIGHT, load};
+use crate::model::Model;
 use crate::model_parallel::needs_grad;
 use crate::weights::WeightFolder;
 
-/// A decoder with a scalar head.
+/// The head of a reward model or a critic: a number at each token.
 #[derive(Debug)]
-pub struct ScalarModel {
-    decoder: Decoder,
-}
+pub struct ScalarHead;
+
+/// A decoder with a scalar head.
+pub type ScalarModel = Model<ScalarHead>;
 
 impl ScalarModel {
     /// Loads a sequence-classification folder with one label.
@@ -34,7 +34,7 @@ impl ScalarModel {
             return Err(Error::WrongModelKind { path: folder.to_owned(), found, fix });
         }
         let decoder = load::from_folder(folder, HeadKind::Scalar, options, None, None)?;
-        Ok(Self { decoder })
+        Ok(Self::new(decoder))
     }
 
     /// Loads the trunk of a language model and initializes a new scalar head from a normal distribution with
@@ -48,24 +48,24 @@ impl ScalarModel {
             return Err(Error::WrongModelKind { path: folder.to_owned(), found, fix });
         }
         let decoder = load::from_folder(folder, HeadKind::Scalar, options, Some(seed), None)?;
-        Ok(Self { decoder })
+        Ok(Self::new(decoder))
     }
 
     /// Copies the trunk of a language model and initializes a new scalar head.
     pub fn from_model(model: &CausalLm, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = load::copy(model.decoder(), HeadKind::Scalar, options, seed)?;
-        Ok(Self { decoder })
+        Ok(Self::new(decoder))
     }
 
     /// An independent copy of this model, for example a critic that is initialized from the reward model.
     pub fn copy(&self, options: &LoadOptions) -> Result<Self, Error> {
         let decoder = load::copy(&self.decoder, HeadKind::Scalar, options, 0)?;
-        Ok(Self { decoder })
+        Ok(Self::new(decoder))
     }
 
     /// A new, randomly initialized model.
     pub fn random(config: Config, seed: u64, options: &LoadOptions) -> Result<Self, Error> {
-        Ok(Self { decoder: load::random(config, HeadKind::Scalar, seed, options)? })
+        Ok(Self::new(load::random(config, HeadKind::Scalar, seed, options)?))
     }
 
     /// Writes `config.json` and the weights. Every rank that holds a shard of the model must call it.
@@ -94,69 +94,9 @@ impl ScalarModel {
         row_partition.gather_rows(&score(&hidden.narrow(0, range.start, range.end - range.start)), rows)
     }
 
-    /// The trunk.
-    pub fn decoder(&self) -> &Decoder {
-        &self.decoder
-    }
-
-    /// The device of the parameters.
-    pub fn device(&self) -> tch::Device {
-        self.decoder.device()
-    }
-
-    /// The configuration.
-    pub fn config(&self) -> &Config {
-        self.decoder.config()
-    }
-
     /// The weight of the scalar head, `[1, H]`, fp32.
     pub fn score_weight(&self) -> &Tensor {
         self.decoder.head_weight()
-    }
-}
-
-impl Segmented for ScalarModel {
-    type Context = Batch;
-
-    fn num_segments(&self) -> usize {
-        self.decoder.num_segments()
-    }
-
-    fn forward_segment(
-        &self,
-        index: usize,
-        hidden: Option<&Tensor>,
-        context: &Batch,
-    ) -> Result<Tensor, parallel::Error> {
-        self.decoder.forward_segment(index, hidden, context)
-    }
-
-    fn pipeline(&self) -> Option<&PipelineStages> {
-        self.decoder.pipeline()
-    }
-
-    fn weight_store(&self) -> Option<&Arc<dyn WeightStore>> {
-        self.decoder.weight_store()
-    }
-
-    fn hidden_spec(&self, context: &Batch) -> (Vec<i64>, (Kind, Device)) {
-        self.decoder.hidden_spec(context)
-    }
-
-    fn forward_all_no_grad(&self, contexts: &[&Batch]) -> Result<Vec<Tensor>, parallel::Error> {
-        self.decoder.forward_all_no_grad(contexts)
-    }
-
-    fn segment_parameters(&self, index: usize) -> Vec<usize> {
-        self.decoder.segment_parameters(index)
-    }
-
-    fn head_parameters(&self) -> Vec<usize> {
-        self.decoder.head_parameters()
-    }
-
-    fn parameters(&self) -> &[Parameter] {
-        self.decoder.parameters()
     }
 }
 

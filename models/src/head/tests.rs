@@ -121,6 +121,57 @@ fn a_loss_of_tokens_equals_that_of_their_logprobs_and_entropies() {
 }
 
 #[test]
+fn divergences_equal_the_dense_form_with_their_gradients() {
+    for (rows, vocabulary) in [(5, 11), (300, 70_000)] {
+        let case = case(rows, vocabulary);
+        let head = Head::new(&case.weight, Some(&case.bias));
+        let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu));
+        let (states, weight) = (random(&[rows, 6]), random(&[vocabulary, 6]));
+        let teacher = Teacher { hidden: &states, head: Head::new(&weight, None) };
+
+        let [hidden, own_weight, bias, states, weight] =
+            [&case.hidden, &case.weight, &case.bias, &states, &weight].map(|x| x.to_kind(Kind::Double));
+        let q = (states.matmul(&weight.tr()) / 0.7).log_softmax(1, Kind::Double);
+        let kl = |left: &Tensor, right: &Tensor| (left.exp() * (left - right)).sum(Kind::Double);
+        for kind in [Divergence::ForwardKl, Divergence::ReverseKl, Divergence::Jsd(0.3)] {
+            let p = (hidden.linear(&own_weight, Some(&bias)) / 0.7).log_softmax(1, Kind::Double);
+            let dense = match kind {
+                Divergence::ForwardKl => kl(&q, &p),
+                Divergence::ReverseKl => kl(&p, &q),
+                Divergence::Jsd(weight) => {
+                    let mixture = (p.exp() * (1.0 - weight) + q.exp() * weight).log();
+                    kl(&q, &mixture) * weight + kl(&p, &mixture) * (1.0 - weight)
+                }
+            };
+            let ours = divergence(&case.hidden, head, teacher, kind, 0.7).unwrap();
+            close(&ours, &dense);
+            for (left, right) in grads(&(ours * 3.0), &case).iter().zip(&grads(&(dense * 3.0), &case)) {
+                close_to(left, right, 1e-4);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_probability_that_underflows_leaves_a_divergence_finite() {
+    // The first token has the probability exp(-200) under one model and 1 under the other.
+    let (student, teacher) = (Tensor::from_slice2(&[[0f32, 200.0]]), Tensor::from_slice2(&[[200f32, 0.0]]));
+    let identity = Tensor::eye(2, (Kind::Float, Device::Cpu));
+    let head = Head::new(&identity, None);
+    for (kind, expected) in [
+        (Divergence::ForwardKl, 200.0),
+        (Divergence::ReverseKl, 200.0),
+        (Divergence::Jsd(0.5), std::f64::consts::LN_2),
+    ] {
+        let student = student.copy().set_requires_grad(true);
+        let value = divergence(&student, head, Teacher { hidden: &teacher, head }, kind, 1.0).unwrap();
+        assert!((value.double_value(&[]) - expected).abs() < 1e-4, "{kind:?}: {value:?}");
+        value.backward();
+        assert!(student.grad().isfinite().all().int64_value(&[]) == 1, "{kind:?}: {:?}", student.grad());
+    }
+}
+
+#[test]
 fn targets_that_share_rows_have_the_logprobs_of_repeated_rows() {
     for (rows, vocabulary) in [(5, 11), (300, 70_000)] {
         let case = case(rows, vocabulary);

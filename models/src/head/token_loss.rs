@@ -8,10 +8,10 @@
 //! ```
 //! This module knows no loss: cross-entropy, PPO and others say how a row counts.
 
-use parallel::autograd::{self, Backward};
+use parallel::autograd;
 use tch::{Kind, Tensor, no_grad};
 
-use super::{ChunkLogprobs, Head, HeadGrads, LogprobsOptions, attached, chunks, logits_grad, no_grads};
+use super::{ChunkLogprobs, Head, HeadGrads, LogprobsOptions, chunks, logits_grad, with_grads};
 use crate::Error;
 
 /// A chunk of the rows of a loss.
@@ -129,12 +129,7 @@ fn local_token_loss<E: From<Error>>(
     if !wants_grad {
         return Ok(RowSums { loss: total, statistics });
     }
-    let count = head.inputs(hidden).len();
-    let backward: Backward = Box::new(move |seed| {
-        let grads = std::mem::take(&mut grads);
-        Ok(seed[0].as_ref().map_or_else(|| no_grads(count), |seed| grads.scaled(seed)))
-    });
-    let [loss] = attached([&total], &head.inputs(hidden), backward)?;
+    let loss = with_grads(&total, hidden, &head, grads)?;
     Ok(RowSums { loss, statistics })
 }
 

@@ -70,7 +70,7 @@ impl WeightFolder {
         for name in names {
             if let Some(file) = self.files.iter().find(|file| file.shape(name).is_some()) {
                 self.used.insert(name.clone());
-                let grows = self.resized_vocab.filter(|[from, to]| {
+                let resized = self.resized_vocab.filter(|[from, to]| {
                     shape.len() == 2
                         && shape[0] == *to
                         && file.shape(name).is_some_and(|stored| stored[0] == *from)
@@ -80,7 +80,7 @@ impl WeightFolder {
                     name: name.clone(),
                     shape: shape.to_vec(),
                     placement: placement.clone(),
-                    grows,
+                    resized,
                 });
             }
         }
@@ -117,23 +117,23 @@ pub(crate) struct TensorReader {
     /// The shape of the full tensor.
     shape: Vec<i64>,
     placement: Placement,
-    /// The number of rows in the file and the requested number, if the vocabulary grows.
-    grows: Option<[i64; 2]>,
+    /// The number of rows in the file and the requested number, if the vocabulary gets another size.
+    resized: Option<[i64; 2]>,
 }
 
 impl TensorReader {
     /// Reads this rank's shard, in the dtype of the file.
     pub(crate) fn read(&self) -> Result<Tensor, Error> {
-        let Self { file, name, shape, placement, grows } = self;
-        let Some([from, to]) = grows else { return Ok(file.read(name, shape, placement)?) };
-        let full = file.read(name, &[*from, shape[1]], &Placement::Replicate)?;
-        Ok(placement.shard(&with_mean_rows(&full, to - from)))
+        let Self { file, name, shape, placement, resized } = self;
+        let Some([from, to]) = *resized else { return Ok(file.read(name, shape, placement)?) };
+        let full = file.read(name, &[from, shape[1]], &Placement::Replicate)?;
+        Ok(placement.shard(&if to < from { full.narrow(0, 0, to) } else { with_mean_rows(&full, to - from) }))
     }
 
     /// Reads this rank's shard into `target`, in its dtype and memory layout.
     pub(crate) fn read_into(&self, target: &Tensor) -> Result<(), Error> {
-        let Self { file, name, shape, placement, grows } = self;
-        if grows.is_none() {
+        let Self { file, name, shape, placement, resized } = self;
+        if resized.is_none() {
             return Ok(file.read_into(name, shape, placement, target)?);
         }
         let values = self.read()?;
