@@ -13,20 +13,21 @@
 //! ([`crate::zero`]), each data-parallel rank updates its own elements of every parameter and receives the
 //! others. The state of the parameters is in `params`. This module knows no loss function and no data.
 
+mod accumulate;
 mod params;
 mod update;
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use parallel::comm::{PendingCollective, Reduction};
-use parallel::pipeline::{ScheduleOptions, StepCallbacks, run_schedule};
+use parallel::pipeline::{ScheduleOptions, run_schedule};
 use parallel::residency::{Access, HeldWeights, WeightStore, Weights};
-use parallel::{GradientSource, Parameter, ProcessGroups, Segmented};
+use parallel::{Parameter, ProcessGroups, Segmented};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use self::params::{HeldShards, ParamState, Stores, add_grad, add_missing_grads, param_states};
+use self::accumulate::Accumulation;
+use self::params::{HeldShards, ParamState, Stores, add_missing_grads, param_states};
 use self::update::{ChunkUpdate, StepNumbers};
 use crate::chunk::manager::ChunkManager;
 use crate::chunk::store::residency_error;
@@ -157,72 +158,26 @@ impl Engine {
         &mut self,
         model: &M,
         contexts: &[&M::Context],
-        mut loss: impl FnMut(usize, &Tensor) -> Result<Tensor, E>,
+        loss: impl FnMut(usize, &Tensor) -> Result<Tensor, E>,
     ) -> Result<f64, E>
     where
         M: Segmented,
         E: From<Error> + From<parallel::Error>,
     {
-        let (states, state_index, stores, reducer) =
-            (&mut self.param_states, &self.state_index, &self.stores, &mut self.reducer);
-        if let Some(reducer) = reducer {
+        let Self { param_states: states, state_index, stores, reducer, .. } = self;
+        if let Some(reducer) = reducer.as_mut() {
             reducer.prepare_for_backward(model, state_index, contexts.len());
         }
-
-        // The values are read at the end, in one copy, so that a GPU does not wait after every micro-batch.
-        let mut losses: Vec<Tensor> = Vec::new();
-        let mut recorded_loss = |micro_batch: usize, hidden: &Tensor| -> Result<Tensor, E> {
-            let loss = loss(micro_batch, hidden)?;
-            losses.push(loss.detach().view([1]));
-            Ok(loss)
-        };
-
-        // A tied weight gets gradients from the head and from a segment. The gradients of the segment are
-        // summed over the micro-batches before they are added to those of the head, so that the result does
-        // not depend on whether the micro-batches run one after another or segment by segment.
-        let head = model.head_parameters();
-        let mut tied: BTreeMap<usize, TiedGrads> = BTreeMap::new();
-        let reducer = RefCell::new(reducer);
-        let states = RefCell::new(states);
-        let add = |param: usize, grad: &Tensor, count: usize| -> Result<(), Error> {
-            add_grad(&mut states.borrow_mut()[param], param, stores, grad)?;
-            match reducer.borrow_mut().as_mut() {
-                Some(reducer) => (0..count).try_for_each(|_| reducer.on_gradient_ready(param)),
-                None => Ok(()),
-            }
-        };
-        let mut on_gradient = |source: GradientSource, index: usize, grad: Tensor| -> Result<(), E> {
-            let Some(param) = state_index[index] else { return Ok(()) };
-            if source == GradientSource::Segment && head.contains(&index) {
-                tied.entry(param).or_default().add(&grad);
-                return Ok(());
-            }
-            Ok(add(param, &grad, 1)?)
-        };
-        let mut on_part_done = |part| -> Result<(), E> {
-            let mut reducer = reducer.borrow_mut();
-            let Some(reducer) = reducer.as_mut() else { return Ok(()) };
-            for chunk in reducer.due_after(part) {
-                add_missing_grads(&mut states.borrow_mut(), stores, chunk)?;
-                reducer.reduce(chunk)?;
-            }
-            Ok(())
-        };
-
-        // Gradients that leave memory once they are reduced had better be complete one segment at a time.
+        // A gradient that leaves memory once it is reduced should be complete after one segment.
         let options = ScheduleOptions {
             activation_checkpointing: self.config.activation_checkpointing,
             segment_major: self.has_sharded_grads && stores.manager.zero_stage() >= ZeroStage::Gradients,
         };
-        let callbacks = StepCallbacks {
-            loss: &mut recorded_loss,
-            on_gradient: &mut on_gradient,
-            on_part_done: &mut on_part_done,
-        };
-        run_schedule(model, contexts, options, callbacks)?;
-        for (param, TiedGrads { sum, count }) in tied {
-            add(param, &sum.expect("an entry has a gradient"), count)?;
-        }
+        let head = model.head_parameters();
+        let mut sums =
+            Accumulation::new((&mut states[..], &state_index[..]), stores, reducer.as_mut(), head, loss);
+        run_schedule(model, contexts, options, &mut sums)?;
+        let losses = sums.finish()?;
         self.total_loss(&losses).map_err(E::from)
     }
 
@@ -427,8 +382,7 @@ impl Engine {
 
     /// The learning rate that the next step would have in a run of `total_steps`.
     pub fn next_lr_of(&self, total_steps: u64) -> f64 {
-        let TrainConfig { scheduler, warmup_steps, lr, .. } = self.config;
-        lr * lr_scheduler::lr_factor(scheduler, self.step, warmup_steps, total_steps)
+        self.config.lr * lr_scheduler::lr_factor(&self.config, self.step, total_steps)
     }
 
     /// The process groups that train the model.
@@ -490,24 +444,6 @@ fn loss_values(losses: &[Tensor]) -> Vec<f64> {
 /// `torch.nn.utils.clip_grad_norm_`, with its 1e-6.
 fn clip_divisor(norm: f64, max_norm: f64) -> f64 {
     if max_norm == 0.0 { 1.0 } else { ((norm + 1e-6) / max_norm).max(1.0) }
-}
-
-/// The gradients that a segment has computed for a tied weight in a call of [`Engine::accumulate`].
-#[derive(Default)]
-struct TiedGrads {
-    /// Their fp32 sum.
-    sum: Option<Tensor>,
-    count: usize,
-}
-
-impl TiedGrads {
-    fn add(&mut self, grad: &Tensor) {
-        self.count += 1;
-        match &mut self.sum {
-            Some(sum) => drop(sum.g_add_(grad)),
-            empty => *empty = Some(grad.to_kind(Kind::Float).contiguous()),
-        }
-    }
 }
 
 /// Updated weights whose shards the data-parallel ranks exchange.

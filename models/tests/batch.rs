@@ -59,7 +59,11 @@ fn outcome(model: &CausalLm, batch: &Batch, weights: &[f32]) -> (Tensor, Vec<Ten
     let loss = (forward.hidden() * columns * Tensor::from_slice(weights).unsqueeze(1)).sum(Kind::Float);
     let mut sums: Vec<Tensor> =
         model.parameters().iter().map(|parameter| parameter.tensor.zeros_like()).collect();
-    forward.backward(&loss, &mut |_, index, grad| sums[index] = &sums[index] + grad).unwrap();
+    let mut add = |_, index: usize, grad: Tensor| {
+        sums[index] = &sums[index] + grad;
+        Ok(())
+    };
+    forward.backward::<parallel::Error>(&loss, &mut add).unwrap();
     (hidden, sums)
 }
 

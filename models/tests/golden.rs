@@ -179,7 +179,11 @@ fn segments_give_the_gradients_of_the_whole_graph() {
             let mut got: Vec<Tensor> = expected.iter().map(Tensor::zeros_like).collect();
             let forward = ForwardPass::run(&model, &batch, checkpoint).unwrap();
             let loss = loss_of(forward.hidden());
-            forward.backward(&loss, &mut |_, index, grad| got[index] += grad).unwrap();
+            let mut add = |_, index: usize, grad: Tensor| {
+                got[index] += grad;
+                Ok(())
+            };
+            forward.backward::<parallel::Error>(&loss, &mut add).unwrap();
             for ((parameter, got), expected) in model.parameters().iter().zip(&got).zip(&expected) {
                 let difference = difference(got, expected);
                 assert!(difference < 1e-6, "{name} {}: {difference}", parameter.name);
@@ -290,8 +294,9 @@ fn the_load_balancing_loss_is_that_of_transformers() {
         if model.parameters()[index].name.ends_with("mlp.gate.weight") {
             found = Some(grad);
         }
+        Ok(())
     };
-    let _ = forward.backward(&(loss / predicted as f64), &mut deliver).unwrap();
+    let _ = forward.backward::<parallel::Error>(&(loss / predicted as f64), &mut deliver).unwrap();
     let found = found.unwrap();
     for (index, wanted) in wanted.into_iter().enumerate() {
         assert!((found.double_value(&[0, index as i64]) - wanted).abs() < 1e-6, "{found}");

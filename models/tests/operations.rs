@@ -113,7 +113,7 @@ fn training(model: &CausalLm) -> Counts {
     let step = || {
         let forward = ForwardPass::run(model, &batch, false).unwrap();
         let loss = head::cross_entropy(forward.hidden(), model.head(), &targets, None).unwrap();
-        forward.backward(&loss, &mut |_, _, _| ()).unwrap();
+        forward.backward::<parallel::Error>(&loss, &mut |_, _, _| Ok(())).unwrap();
     };
     operations::count(step).unwrap().1
 }

@@ -26,7 +26,8 @@ use parallel::pipeline::{self, ScheduleKind};
 use parallel::rendezvous::open_store;
 use parallel::safetensors_file::TensorFile;
 use parallel::{
-    Axis, ForwardPass, Mesh, Parameter, Placement, ProcessGroups, RankInfo, Segmented, Transport, World,
+    Axis, ForwardPass, GradientSource, Mesh, Parameter, Placement, ProcessGroups, RankInfo, Segmented,
+    Transport, World,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -161,8 +162,9 @@ fn outcome(model: &CausalLm, activation_checkpointing: bool) -> Outcome {
     numbers.extend(best.iter().map(|&id| f64::from(id)));
     let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
     forward
-        .backward(&loss, &mut |_, index, grad| {
+        .backward::<parallel::Error>(&loss, &mut |_, index, grad| {
             add(&mut sums[index], grad);
+            Ok(())
         })
         .unwrap();
     let gradients = model
@@ -267,34 +269,41 @@ fn ranks_with_different_tokens_have_the_gradients_of_the_whole() {
     }
 }
 
+/// The losses and the gradients of a step, added up.
+struct Sums<'a> {
+    model: &'a CausalLm,
+    total: f64,
+    grads: Vec<Option<Tensor>>,
+}
+
+impl pipeline::StepHandler for Sums<'_> {
+    type Error = models::Error;
+
+    fn loss(&mut self, index: usize, hidden: &Tensor) -> Result<Tensor, models::Error> {
+        let targets: Vec<i64> = ROWS[index].iter().map(|id| id * 5 % 47).collect();
+        let targets = Tensor::from_slice(&targets);
+        let loss = head::cross_entropy(hidden, self.model.head(), &targets, None)?;
+        let entropy = head::logprobs(hidden, self.model.head(), &targets, 0.7)?.entropy;
+        let loss = loss + entropy.sum(Kind::Float) * 0.3;
+        self.total += loss.double_value(&[]);
+        Ok(loss)
+    }
+
+    fn on_gradient(&mut self, _: GradientSource, index: usize, grad: Tensor) -> Result<(), models::Error> {
+        add(&mut self.grads[index], grad);
+        Ok(())
+    }
+}
+
 /// The gradients of a step of three micro-batches, and the sum of their losses, on the rank that has the last
 /// layers.
 fn step(model: &CausalLm, model_parallel: &ModelParallel) -> (f64, Vec<(String, Vec<f32>)>) {
     let batches: Vec<Batch> = ROWS.iter().map(|row| Batch::new(&[row], Device::Cpu)).collect();
-    let mut total = 0.0;
-    let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
-    pipeline::run_schedule::<_, models::Error>(
-        model,
-        &batches.iter().collect::<Vec<_>>(),
-        pipeline::ScheduleOptions::default(),
-        pipeline::StepCallbacks {
-            loss: &mut |index, hidden| {
-                let targets: Vec<i64> = ROWS[index].iter().map(|id| id * 5 % 47).collect();
-                let targets = Tensor::from_slice(&targets);
-                let loss = head::cross_entropy(hidden, model.head(), &targets, None)?;
-                let entropy = head::logprobs(hidden, model.head(), &targets, 0.7)?.entropy;
-                let loss = loss + entropy.sum(Kind::Float) * 0.3;
-                total += loss.double_value(&[]);
-                Ok(loss)
-            },
-            on_gradient: &mut |_, index, grad| {
-                add(&mut sums[index], grad);
-                Ok(())
-            },
-            on_part_done: &mut |_| Ok(()),
-        },
-    )
-    .unwrap();
+    let grads = model.parameters().iter().map(|_| None).collect();
+    let mut sums = Sums { model, total: 0.0, grads };
+    let contexts: Vec<&Batch> = batches.iter().collect();
+    pipeline::run_schedule(model, &contexts, pipeline::ScheduleOptions::default(), &mut sums).unwrap();
+    let Sums { total, grads: sums, .. } = sums;
     let gradients = model.parameters().iter().zip(sums).map(|(parameter, grad)| {
         let grad = grad.unwrap_or_else(|| parameter.tensor.zeros_like()).contiguous();
         if let Some(copies) = &parameter.tied_group {
@@ -370,8 +379,9 @@ fn step_with_experts(model: &CausalLm, groups: &ProcessGroups) -> (f64, Vec<(Str
     let loss = head::cross_entropy(&hidden, model.head(), &Tensor::from_slice(&targets), None).unwrap();
     let mut sums: Vec<Option<Tensor>> = model.parameters().iter().map(|_| None).collect();
     forward
-        .backward(&loss, &mut |_, index, grad| {
+        .backward::<parallel::Error>(&loss, &mut |_, index, grad| {
             add(&mut sums[index], grad);
+            Ok(())
         })
         .unwrap();
     let gradients = model.parameters().iter().zip(sums).map(|(parameter, grad)| {
@@ -455,7 +465,7 @@ fn the_bytes_of_expert_parallel_all_to_all_match_the_formula() {
         let forward = ForwardPass::run(&model, &batch, false).unwrap();
         let targets = Tensor::zeros([batch.num_tokens()], (Kind::Int64, Device::Cpu));
         let loss = head::cross_entropy(forward.hidden(), model.head(), &targets, None).unwrap();
-        forward.backward(&loss, &mut |_, _, _| ()).unwrap();
+        forward.backward::<parallel::Error>(&loss, &mut |_, _, _| Ok(())).unwrap();
         // In each of two layers: the counts of four experts, gathered; rows of width 24 to the experts and
         // back, forward and backward: this rank's own tokens go and their gradients come back, and the other
         // way round for those of the other rank.
@@ -542,8 +552,9 @@ fn ranks_with_different_tokens_train_the_score_of_the_whole() {
         let loss = (&values * Tensor::from_slice(&[0.3f32, -1.0, 2.0])).sum(Kind::Float);
         let mut found = vec![flat(&values)];
         forward
-            .backward(&loss, &mut |_, index, grad| {
+            .backward::<parallel::Error>(&loss, &mut |_, index, grad| {
                 found.push(full_grad(&model.parameters()[index], &grad, model.decoder().model_parallel()));
+                Ok(())
             })
             .unwrap();
         found
@@ -655,7 +666,7 @@ fn sent(mesh: [usize; 2], way: impl Fn(&ProcessGroups) -> ModelParallel + Sync) 
         let forward = ForwardPass::run(&model, &batch, false).unwrap();
         let targets = Tensor::zeros([12], (Kind::Int64, Device::Cpu));
         let loss = head::cross_entropy(forward.hidden(), model.head(), &targets, None).unwrap();
-        forward.backward(&loss, &mut |_, _, _| ()).unwrap();
+        forward.backward::<parallel::Error>(&loss, &mut |_, _, _| Ok(())).unwrap();
         bytes() - before
     })
 }

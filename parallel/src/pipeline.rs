@@ -18,7 +18,7 @@ use tch::{Device, Kind, Tensor};
 use crate::Error;
 use crate::comm::ProcessGroup;
 
-pub use execute::{ScheduleOptions, StepCallbacks, forward_only, run_schedule};
+pub use execute::{ScheduleOptions, StepHandler, forward_only, run_schedule};
 pub use schedule::{Action, ComputationType, Schedule, ScheduleKind};
 
 /// The pipeline stages of a network.

@@ -109,7 +109,26 @@ pub enum GradientSource {
 }
 
 /// Receives the gradient of a parameter, which is given by index.
-pub type OnGradient<'a> = dyn FnMut(GradientSource, usize, Tensor) + 'a;
+pub type OnGradient<'a, E> = dyn FnMut(GradientSource, usize, Tensor) -> Result<(), E> + 'a;
+
+/// The gradients of a part of a network.
+#[derive(Debug)]
+pub(crate) struct PartGradients {
+    /// The gradient of the input of the part, if it has one.
+    input: Option<Tensor>,
+    source: GradientSource,
+    /// The gradients of parameters, which are given by index.
+    parameters: Vec<(usize, Tensor)>,
+}
+
+impl PartGradients {
+    /// Passes the gradients of the parameters on. Returns the gradient of the input.
+    pub(crate) fn deliver<E>(self, on_gradient: &mut OnGradient<'_, E>) -> Result<Option<Tensor>, E> {
+        let Self { input, source, parameters } = self;
+        parameters.into_iter().try_for_each(|(index, grad)| on_gradient(source, index, grad))?;
+        Ok(input)
+    }
+}
 
 /// The state of a segment that is kept between forward and backward.
 enum SavedSegment {
@@ -200,56 +219,49 @@ impl<'a, M: Segmented> ForwardPass<'a, M> {
     /// `on_gradient` receives the gradient of each parameter, with the index of the parameter, as soon as it
     /// is known. It is called twice for a parameter that is used twice. Returns the gradient of the first
     /// segment's input, if it has one.
-    pub fn backward(
+    pub fn backward<E: From<Error>>(
         mut self,
         loss: &Tensor,
-        on_gradient: &mut OnGradient<'_>,
-    ) -> Result<Option<Tensor>, Error> {
-        match self.backward_head(loss, on_gradient)? {
+        on_gradient: &mut OnGradient<'_, E>,
+    ) -> Result<Option<Tensor>, E> {
+        match self.backward_head(loss)?.deliver(on_gradient)? {
             Some(grad_output) => self.backward_from(&grad_output, on_gradient),
             None => Ok(None),
         }
     }
 
-    /// Runs the head backward from the scalar `loss`. Returns the gradient of [`hidden`](Self::hidden), and
-    /// releases the weights of the head.
-    pub(crate) fn backward_head(
-        &mut self,
-        loss: &Tensor,
-        on_gradient: &mut OnGradient<'_>,
-    ) -> Result<Option<Tensor>, Error> {
+    /// Runs the head backward from the scalar `loss`, and releases its weights. The input of the head is
+    /// [`hidden`](Self::hidden).
+    pub(crate) fn backward_head(&mut self, loss: &Tensor) -> Result<PartGradients, Error> {
         let (model, grad_output) = (self.model, loss.ones_like());
-        let grad =
-            vector_jacobian(model, loss, &grad_output, Some(&self.hidden), ModelPart::Head, on_gradient)?;
+        let grads = vector_jacobian(model, loss, &grad_output, Some(&self.hidden), ModelPart::Head)?;
         self.head = None;
-        Ok(grad)
+        Ok(grads)
     }
 
     /// Runs [`backward`](Self::backward) from the gradient of [`hidden`](Self::hidden), which a later
     /// pipeline stage has computed.
-    pub fn backward_from(
+    pub fn backward_from<E: From<Error>>(
         mut self,
         grad_output: &Tensor,
-        on_gradient: &mut OnGradient<'_>,
-    ) -> Result<Option<Tensor>, Error> {
+        on_gradient: &mut OnGradient<'_, E>,
+    ) -> Result<Option<Tensor>, E> {
         self.drop_hidden();
         let mut grad = Some(grad_output.shallow_clone());
         for index in (self.first..self.first + self.records.len()).rev() {
             let Some(grad_output) = grad else { return Ok(None) };
             let _weights = hold_weights(self.model, ModelPart::Segment(index))?;
-            grad = self.backward_segment(index, &grad_output, on_gradient)?;
+            grad = self.backward_segment(index, &grad_output)?.deliver(on_gradient)?;
         }
         Ok(grad)
     }
 
-    /// Runs the last segment that is left backward. The caller holds its weights. Returns the gradient of the
-    /// segment's input, if it has one.
+    /// Runs the last segment that is left backward. The caller holds its weights.
     pub(crate) fn backward_segment(
         &mut self,
         index: usize,
         grad_output: &Tensor,
-        on_gradient: &mut OnGradient<'_>,
-    ) -> Result<Option<Tensor>, Error> {
+    ) -> Result<PartGradients, Error> {
         let (model, record) = (self.model, self.records.pop().expect("each segment runs backward once"));
         let (input, output) = match record {
             SavedSegment::WithGraph { input, output } => (input, output),
@@ -261,7 +273,7 @@ impl<'a, M: Segmented> ForwardPass<'a, M> {
             }
         };
         let part = ModelPart::Segment(index);
-        vector_jacobian(model, &output, grad_output, input.as_ref(), part, on_gradient)
+        vector_jacobian(model, &output, grad_output, input.as_ref(), part)
     }
 }
 
@@ -279,16 +291,14 @@ fn forward_with_graph<M: Segmented>(
     Ok((SavedSegment::WithGraph { input, output }, cut))
 }
 
-/// Computes the vector-Jacobian product `grad_output^T d output / d (input, parameters)`. Returns the input
-/// gradient and passes the parameter gradients to `on_gradient`.
+/// Computes the vector-Jacobian product `grad_output^T d output / d (input, parameters)` of a part.
 fn vector_jacobian<M: Segmented>(
     model: &M,
     output: &Tensor,
     grad_output: &Tensor,
     input: Option<&Tensor>,
     part: ModelPart,
-    on_gradient: &mut OnGradient<'_>,
-) -> Result<Option<Tensor>, Error> {
+) -> Result<PartGradients, Error> {
     let (source, parameters) = match part {
         ModelPart::Segment(index) => (GradientSource::Segment, model.segment_parameters(index)),
         ModelPart::Head => (GradientSource::Head, model.head_parameters()),
@@ -298,18 +308,14 @@ fn vector_jacobian<M: Segmented>(
     let leaves: Vec<&Tensor> =
         input.into_iter().chain(trained.iter().map(|&index| &model.parameters()[index].tensor)).collect();
     if leaves.is_empty() || !output.requires_grad() {
-        return Ok(None);
+        return Ok(PartGradients { input: None, source, parameters: Vec::new() });
     }
 
     // The gradients have the order of the leaves. A leaf that the output does not depend on has none.
     let mut grads = autograd::grad(&[output], &[grad_output], &leaves)?.into_iter();
-    let grad_input = if input.is_some() { grads.next().flatten() } else { None };
-    for (&index, grad) in trained.iter().zip(grads) {
-        if let Some(grad) = grad {
-            on_gradient(source, index, grad);
-        }
-    }
-    Ok(grad_input)
+    let input = if input.is_some() { grads.next().flatten() } else { None };
+    let parameters = trained.into_iter().zip(grads).filter_map(|(index, grad)| Some((index, grad?)));
+    Ok(PartGradients { input, source, parameters: parameters.collect() })
 }
 
 #[cfg(test)]
@@ -375,7 +381,11 @@ mod tests {
         let mut grads = vec![0.0; 3];
         let forward = ForwardPass::run(&model, &context, activation_checkpointing).unwrap();
         let loss = (forward.hidden() * &model.parameters[0].tensor).sum(Kind::Double);
-        forward.backward(&loss, &mut |_, index, grad| grads[index] += grad.double_value(&[0])).unwrap();
+        let mut add = |_, index: usize, grad: Tensor| {
+            grads[index] += grad.double_value(&[0]);
+            Ok(())
+        };
+        forward.backward::<Error>(&loss, &mut add).unwrap();
         (grads, model.forwards.get())
     }
 
@@ -395,7 +405,11 @@ mod tests {
         let forward = ForwardPass::run(&model, &context, false).unwrap();
         let loss = forward.hidden().sum(Kind::Double);
         let mut seen = Vec::new();
-        forward.backward(&loss, &mut |_, index, _| seen.push(index)).unwrap();
+        let mut see = |_, index, _| {
+            seen.push(index);
+            Ok(())
+        };
+        forward.backward::<Error>(&loss, &mut see).unwrap();
         assert_eq!(seen, [2, 0]);
     }
 }

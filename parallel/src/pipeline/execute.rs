@@ -1,7 +1,6 @@
 //! Runs one rank's actions of a step in the order of the schedule. Without a pipeline, each micro-batch runs
 //! forward and then backward in turn.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 
 use tch::{Device, Kind, Tensor};
@@ -12,25 +11,24 @@ use crate::residency::{Access, HeldWeights, ModelPart, PartSequence, Residency, 
 use crate::weight_grad_store::{self, WeightGradStore};
 use crate::{Error, ForwardPass, GradientSource, Segmented};
 
-/// Computes the scalar loss of a micro-batch, given by index, from its last hidden states.
-type LossFn<'a, E> = dyn FnMut(usize, &Tensor) -> Result<Tensor, E> + 'a;
-
-/// Receives the gradient of a parameter, which is given by index.
-type OnGradient<'a, E> = dyn FnMut(GradientSource, usize, Tensor) -> Result<(), E> + 'a;
-
-/// Called when the backward pass of all micro-batches through a part of the model is done.
-type OnPartDone<'a, E> = dyn FnMut(ModelPart) -> Result<(), E> + 'a;
-
 /// What the caller of [`run_schedule`] does in a step.
-pub struct StepCallbacks<'a, E> {
+pub trait StepHandler {
+    /// The error of the caller.
+    type Error: From<Error>;
+
     /// Computes the scalar loss of a micro-batch, given by index, from its last hidden states, on the rank
     /// that has them.
-    pub loss: &'a mut LossFn<'a, E>,
-    /// Receives the gradients of this rank's parameters: one call per use of a parameter in a micro-batch.
-    pub on_gradient: &'a mut OnGradient<'a, E>,
+    fn loss(&mut self, micro_batch: usize, hidden: &Tensor) -> Result<Tensor, Self::Error>;
+
+    /// Receives the gradients of this rank's parameters, which are given by index: one call per use of a
+    /// parameter in a micro-batch.
+    fn on_gradient(&mut self, source: GradientSource, index: usize, grad: Tensor) -> Result<(), Self::Error>;
+
     /// If all micro-batches run through one segment before the next: called after the backward pass through
     /// each part of the model, on every rank and also without micro-batches.
-    pub on_part_done: &'a mut OnPartDone<'a, E>,
+    fn on_part_done(&mut self, _part: ModelPart) -> Result<(), Self::Error> {
+        Ok(())
+    }
 }
 
 /// How the micro-batches of a step run.
@@ -46,19 +44,18 @@ pub struct ScheduleOptions {
 
 /// Runs the micro-batches `contexts` forward and backward through the segments of this rank.
 /// Megatron: `forward_backward_pipelining_with_interleaving`.
-pub fn run_schedule<M: Segmented, E: From<Error>>(
+pub fn run_schedule<M: Segmented, H: StepHandler>(
     model: &M,
     contexts: &[&M::Context],
     options: ScheduleOptions,
-    callbacks: StepCallbacks<'_, E>,
-) -> Result<(), E> {
+    handler: &mut H,
+) -> Result<(), H::Error> {
     let (pipeline, activation_checkpointing) = (model.pipeline(), options.activation_checkpointing);
     let comes_and_goes = model.residency().is_some_and(Residency::comes_and_goes);
     if pipeline.is_none() && (options.segment_major || comes_and_goes) {
-        return run_segment_major(model, contexts, activation_checkpointing, callbacks);
+        return run_segment_major(model, contexts, activation_checkpointing, handler);
     }
 
-    let StepCallbacks { loss, on_gradient, .. } = callbacks;
     let all: Vec<usize> = (0..model.parameters().len()).collect();
     let _weights = hold_sharded_stages(model, &all)?;
     let schedule = match pipeline {
@@ -86,11 +83,11 @@ pub fn run_schedule<M: Segmented, E: From<Error>>(
 
     for &action in &schedule.actions[rank] {
         match action.computation {
-            ComputationType::Forward => runner.forward(action, loss)?,
+            ComputationType::Forward => runner.forward(action, handler)?,
             ComputationType::FullBackward | ComputationType::BackwardInput => {
-                runner.backward(action, on_gradient)?;
+                runner.backward(action, handler)?;
             }
-            ComputationType::BackwardWeight => runner.backward_weight(action, on_gradient)?,
+            ComputationType::BackwardWeight => runner.backward_weight(action, handler)?,
         }
     }
 
@@ -144,25 +141,12 @@ pub fn forward_only<M: Segmented, B, E: From<Error>>(
 /// Runs all micro-batches through one segment before the next segment, forward and then backward. The weights
 /// of a segment are therefore fetched twice per step, however many micro-batches there are. The gradients of
 /// a parameter are added in the same order as otherwise.
-fn run_segment_major<M: Segmented, E: From<Error>>(
+fn run_segment_major<M: Segmented, H: StepHandler>(
     model: &M,
     contexts: &[&M::Context],
     activation_checkpointing: bool,
-    StepCallbacks { loss, on_gradient, on_part_done }: StepCallbacks<'_, E>,
-) -> Result<(), E> {
-    // The first error of `on_gradient`, which autograd's callers do not pass on.
-    let outcome: RefCell<Result<(), E>> = RefCell::new(Ok(()));
-    let mut on_gradient = |source, index, grad| {
-        if outcome.borrow().is_ok() {
-            let result = on_gradient(source, index, grad);
-            *outcome.borrow_mut() = result;
-        }
-    };
-    let mut part_done = |part| {
-        outcome.replace(Ok(()))?;
-        on_part_done(part)
-    };
-
+    handler: &mut H,
+) -> Result<(), H::Error> {
     let segments = || (0..model.num_segments()).map(ModelPart::Segment);
     let mut parts = PartSequence::new(model, segments().chain([ModelPart::Head]).chain(segments().rev()));
     let mut passes: Vec<_> =
@@ -180,21 +164,23 @@ fn run_segment_major<M: Segmented, E: From<Error>>(
     {
         let _weights = parts.hold_next()?;
         for (micro_batch, pass) in passes.iter_mut().enumerate() {
-            let loss = loss(micro_batch, pass.hidden())?;
-            grads.push(pass.backward_head(&loss, &mut on_gradient)?);
+            let loss = handler.loss(micro_batch, pass.hidden())?;
+            let found = pass.backward_head(&loss)?;
+            grads.push(found.deliver(&mut |source, index, grad| handler.on_gradient(source, index, grad))?);
             pass.drop_hidden();
         }
-        part_done(ModelPart::Head)?;
+        handler.on_part_done(ModelPart::Head)?;
     }
 
     for index in (0..model.num_segments()).rev() {
         let _weights = parts.hold_next()?;
         for (pass, grad) in passes.iter_mut().zip(&mut grads) {
             if let Some(grad_output) = grad.take() {
-                *grad = pass.backward_segment(index, &grad_output, &mut on_gradient)?;
+                let found = pass.backward_segment(index, &grad_output)?;
+                *grad = found.deliver(&mut |source, index, grad| handler.on_gradient(source, index, grad))?;
             }
         }
-        part_done(ModelPart::Segment(index))?;
+        handler.on_part_done(ModelPart::Segment(index))?;
     }
     Ok(())
 }
@@ -226,11 +212,11 @@ struct ScheduleRunner<'a, M: Segmented> {
 }
 
 impl<M: Segmented> ScheduleRunner<'_, M> {
-    fn forward<E: From<Error>>(
+    fn forward<H: StepHandler>(
         &mut self,
         Action { micro_batch, stage, .. }: Action,
-        loss: &mut LossFn<'_, E>,
-    ) -> Result<(), E> {
+        handler: &mut H,
+    ) -> Result<(), H::Error> {
         let input = if stage > 0 {
             Some(self.receive(P2pPayload::Activation, micro_batch, stage, stage - 1)?)
         } else {
@@ -249,7 +235,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
 
         let loss = if stage + 1 == self.schedule.num_stages {
             forward.hold_head()?;
-            Some(loss(micro_batch, forward.hidden())?)
+            Some(handler.loss(micro_batch, forward.hidden())?)
         } else {
             self.send(P2pPayload::Activation, forward.hidden().detach(), micro_batch, stage + 1)?;
             None
@@ -258,19 +244,13 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         Ok(())
     }
 
-    fn backward<E: From<Error>>(
+    fn backward<H: StepHandler>(
         &mut self,
         Action { micro_batch, stage, .. }: Action,
-        on_gradient: &mut OnGradient<'_, E>,
-    ) -> Result<(), E> {
+        handler: &mut H,
+    ) -> Result<(), H::Error> {
         let (forward, loss) = self.saved_forwards.remove(&(micro_batch, stage)).expect("forward comes first");
-        let mut outcome = Ok(());
-        let mut on_gradient = |source, index, grad| {
-            if outcome.is_ok() {
-                outcome = on_gradient(source, index, grad);
-            }
-        };
-
+        let mut on_gradient = |source, index, grad| handler.on_gradient(source, index, grad);
         let input_grad = if let Some(loss) = loss {
             self.with_deferred_weight_grads(micro_batch, stage, || forward.backward(&loss, &mut on_gradient))?
         } else {
@@ -280,7 +260,6 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
             })?
         };
 
-        outcome?;
         if stage > 0 {
             let missing_grad = || Error::NoInputGradient { stage };
             self.send(P2pPayload::Gradient, input_grad.ok_or_else(missing_grad)?, micro_batch, stage - 1)?;
@@ -288,18 +267,18 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         Ok(())
     }
 
-    fn backward_weight<E: From<Error>>(
+    fn backward_weight<H: StepHandler>(
         &mut self,
         Action { micro_batch, stage, .. }: Action,
-        on_gradient: &mut OnGradient<'_, E>,
-    ) -> Result<(), E> {
+        handler: &mut H,
+    ) -> Result<(), H::Error> {
         let store = self
             .weight_grad_stores
             .remove(&(micro_batch, stage))
             .expect("the gradient of the input comes first");
         // Only the linear layers of segments defer their weight gradients.
         let mut grads = store.flush(self.model.parameters());
-        grads.try_for_each(|(index, grad)| on_gradient(GradientSource::Segment, index, grad))
+        grads.try_for_each(|(index, grad)| handler.on_gradient(GradientSource::Segment, index, grad))
     }
 
     /// Runs `body`. If the schedule has separate actions for weight gradients, `body` defers them.
@@ -435,6 +414,29 @@ mod tests {
         }
     }
 
+    /// The sum of the losses, the gradients, and the number of gradients of each parameter.
+    struct Sums {
+        total: f64,
+        grads: Vec<Tensor>,
+        counts: Vec<usize>,
+    }
+
+    impl StepHandler for Sums {
+        type Error = Error;
+
+        fn loss(&mut self, micro_batch: usize, hidden: &Tensor) -> Result<Tensor, Error> {
+            let loss = hidden.square().sum(Kind::Double) * (micro_batch + 1) as f64;
+            self.total += loss.double_value(&[]);
+            Ok(loss)
+        }
+
+        fn on_gradient(&mut self, _: GradientSource, index: usize, grad: Tensor) -> Result<(), Error> {
+            self.counts[index] += 1;
+            self.grads[index] += grad;
+            Ok(())
+        }
+    }
+
     /// Returns the sum of the losses, the gradients, and how often `on_gradient` was called for each.
     /// Micro-batches have different lengths.
     fn step(
@@ -448,30 +450,11 @@ mod tests {
         };
         let contexts: Vec<Tensor> = (0..num_micro_batches).map(x).collect();
         let contexts: Vec<&Tensor> = contexts.iter().collect();
-        let mut total = 0.0;
-        let mut grads: Vec<Tensor> =
-            model.parameters.iter().map(|parameter| parameter.tensor.zeros_like()).collect();
-        let mut counts = vec![0; SEGMENTS];
-        run_schedule::<_, Error>(
-            model,
-            &contexts,
-            ScheduleOptions { activation_checkpointing, segment_major: false },
-            StepCallbacks {
-                loss: &mut |micro_batch, hidden| {
-                    let loss = hidden.square().sum(Kind::Double) * (micro_batch + 1) as f64;
-                    total += loss.double_value(&[]);
-                    Ok(loss)
-                },
-                on_gradient: &mut |_, index, grad| {
-                    counts[index] += 1;
-                    grads[index] += grad;
-                    Ok(())
-                },
-                on_part_done: &mut |_| Ok(()),
-            },
-        )
-        .unwrap();
-        (total, grads, counts)
+        let grads = model.parameters.iter().map(|parameter| parameter.tensor.zeros_like()).collect();
+        let mut sums = Sums { total: 0.0, grads, counts: vec![0; SEGMENTS] };
+        let options = ScheduleOptions { activation_checkpointing, segment_major: false };
+        run_schedule(model, &contexts, options, &mut sums).unwrap();
+        (sums.total, sums.grads, sums.counts)
     }
 
     #[test]
