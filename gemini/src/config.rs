@@ -72,6 +72,12 @@ pub struct TrainConfig {
     pub scheduler: Scheduler,
     /// Steps of linear warm-up from zero.
     pub warmup_steps: u64,
+    /// With `warmup_steps = 0`, the part of all steps that warm up, rounded up.
+    /// verl: `lr_warmup_steps_ratio`.
+    pub warmup_ratio: f64,
+    /// The rate at the end of a decay, as a part of the highest one.
+    /// transformers: `min_lr_rate` of `cosine_with_min_lr`.
+    pub min_lr_ratio: f64,
     /// The update rule.
     pub optimizer: Optimizer,
     /// The dtype of the two moments. Megatron: `--exp-avg-dtype`, `--exp-avg-sq-dtype`.
@@ -99,6 +105,8 @@ impl Default for TrainConfig {
             lr: 1e-5,
             scheduler: Scheduler::Cosine,
             warmup_steps: 0,
+            warmup_ratio: 0.0,
+            min_lr_ratio: 0.0,
             optimizer: Optimizer::Adamw,
             moments_dtype: MomentsDtype::Float32,
             betas: (0.9, 0.999),
@@ -146,6 +154,11 @@ impl TrainConfig {
         if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
             return refuse("weight_decay", self.weight_decay.to_string(), "must be 0 or more");
         }
+        for (key, value) in [("warmup_ratio", self.warmup_ratio), ("min_lr_ratio", self.min_lr_ratio)] {
+            if !(0.0..=1.0).contains(&value) {
+                return refuse(key, value.to_string(), "must be between 0 and 1");
+            }
+        }
         if !(self.max_grad_norm.is_finite() && self.max_grad_norm >= 0.0) {
             return refuse("max_grad_norm", self.max_grad_norm.to_string(), "must be 0 (off) or more");
         }
@@ -154,6 +167,15 @@ impl TrainConfig {
             return refuse("steps", "0".into(), "give at least one step or epoch");
         }
         Ok(())
+    }
+
+    /// The steps of warm-up in a run of `total` steps.
+    pub fn warmup(&self, total: u64) -> u64 {
+        if self.warmup_steps > 0 {
+            self.warmup_steps
+        } else {
+            (self.warmup_ratio * total as f64).ceil() as u64
+        }
     }
 
     /// Rows per optimizer step.

@@ -17,6 +17,7 @@
 //!   3       16 n / P          18 n / P          (4 + 2 w) n (P - 1) / P   weights are gathered twice
 //! ```
 //! (Rajbhandari et al. 2020, arXiv 1910.02054. DeepSpeed: `zero_optimization.stage`; FSDP: stage 3.)
+//! The ZeRO-3 gather of weights is in `chunk::store::residency`.
 
 use std::ops::Range;
 use std::sync::Arc;
