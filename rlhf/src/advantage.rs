@@ -10,7 +10,7 @@
 //!   R_t = A_t + V_t
 //!
 //!   G replies to one prompt, r_i = sum_t r_t of reply i; every token of reply i has the advantage
-//!   GRPO  (r_i - mean r) / (std r + 1e-6)      std unbiased
+//!   GRPO  (r_i - mean r) / (std r + epsilon)      std unbiased
 //!   RLOO  r_i - mean of r_j, j /= i
 //! ```
 //! Token rewards: Ziegler et al. 2019 (arXiv 1909.08593), equation 2; Ouyang et al. 2022 (arXiv 2203.02155),
@@ -26,9 +26,6 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::{Error, check, replies};
-
-/// Added to the standard deviation of a group, against a division by 0; the value of verl.
-const GRPO_EPSILON: f64 = 1e-6;
 
 /// How advantages are computed from rewards.
 /// verl: `algorithm.adv_estimator`.
@@ -58,10 +55,10 @@ impl AdvantageEstimator {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScoreSlot {
-    /// At the last token of the reply: OpenRLHF, verl, `NeMo` RL.
+    /// At the last token of the reply: OpenRLHF, verl, DeepSpeed-Chat, `NeMo` RL.
     #[default]
     Eos,
-    /// In a separate slot after the reply, which has a value but no token: `OpenAI`, TRL, DeepSpeed-Chat.
+    /// In a separate slot after the reply, which has a value but no token: `OpenAI`, TRL.
     AfterEos,
 }
 
@@ -167,13 +164,15 @@ pub fn gae(rewards: &TokenRewards, values: &Tensor, gamma: f64, lambda: f64) -> 
 }
 
 /// Computes the advantage of every token, `[N]`, by comparing the summed rewards of replies to the same
-/// prompt. `group_size` consecutive replies, at least two, belong to one prompt. The result has the dtype of
-/// the rewards, at least fp32.
+/// prompt. `group_size` consecutive replies, at least two, belong to one prompt. `epsilon` is added to the
+/// standard deviation of a group, against a division by 0. The result has the dtype of the rewards, at least
+/// fp32.
 /// The group advantage of GRPO and RLOO (leave-one-out). verl: `compute_grpo_outcome_advantage`.
 pub fn group_relative_advantages(
     rewards: &TokenRewards,
     group_size: usize,
     estimator: AdvantageEstimator,
+    epsilon: f64,
 ) -> Result<Tensor, Error> {
     let num_replies = rewards.lengths.len();
     if group_size < 2 || !num_replies.is_multiple_of(group_size) {
@@ -190,7 +189,7 @@ pub fn group_relative_advantages(
         let mean = group.iter().sum::<f64>() / size;
         let variance = group.iter().map(|total| (total - mean).powi(2)).sum::<f64>() / (size - 1.0);
         let scale = match estimator {
-            AdvantageEstimator::Grpo => 1.0 / (variance.sqrt() + GRPO_EPSILON),
+            AdvantageEstimator::Grpo => 1.0 / (variance.sqrt() + epsilon),
             // The mean of the others is `(size mean - r_i) / (size - 1)`.
             AdvantageEstimator::Rloo => size / (size - 1.0),
             AdvantageEstimator::Gae => unreachable!("GAE compares no replies"),

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::kl::KlEstimator;
+use crate::loss::{LossAggMode, PolicyClip};
+use crate::whiten::{Variance, Whitening};
 
 /// The `[reward]` section.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -23,6 +25,7 @@ pub struct RewardConfig {
 
 pub use crate::advantage::{AdvantageEstimator, ScoreSlot};
 
+pub use crate::distill::DistillConfig;
 pub use crate::loss::preference::{CpoConfig, DpoConfig, OrpoConfig, SimpoConfig};
 pub use crate::offline::kto::KtoConfig;
 
@@ -101,6 +104,9 @@ pub struct PpoConfig {
     pub kl_horizon: f64,
     /// The estimator of the KL divergence at one token.
     pub kl_estimator: KlEstimator,
+    /// The log-ratio to the reference is clamped to plus or minus this value before it is estimated from;
+    /// `inf` is off. No healthy run reaches 20, which keeps every estimate finite in fp32.
+    pub kl_clamp: f64,
     /// How advantages are computed: with a critic, or by comparing the replies to the same prompt.
     pub advantage_estimator: AdvantageEstimator,
     /// Discount of GAE.
@@ -111,6 +117,14 @@ pub struct PpoConfig {
     pub clip_range: f64,
     /// Upper end of the clip range. Absent: the same as `clip_range`.
     pub clip_range_high: Option<f64>,
+    /// The most that a token with a negative advantage A can cost, as a multiple of -A. Absent: no bound.
+    /// verl: `clip_ratio_c`; `OpenRLHF`: `dual_clip`.
+    pub clip_ratio_c: Option<f64>,
+    /// The log-ratio of the policy to the rollout is clamped to plus or minus this value; `inf` is off.
+    /// `OpenRLHF`, verl: 20.
+    pub log_ratio_clamp: f64,
+    /// The mean over the tokens of a mini-batch in the policy loss and the entropy bonus.
+    pub loss_agg_mode: LossAggMode,
     /// Clip range of the values: their maximum distance from the values of the rollout.
     pub clip_range_value: f64,
     /// Weight of the value loss. The critic has its own optimizer.
@@ -123,6 +137,13 @@ pub struct PpoConfig {
     pub whiten_advantages: bool,
     /// Whether token rewards are divided by their standard deviation.
     pub whiten_rewards: bool,
+    /// The variance of whitening: divided by n - 1 or by n.
+    pub whiten_variance: Variance,
+    /// Added to the variance of whitening.
+    pub whiten_epsilon: f64,
+    /// Added to the standard deviation of a group by `advantage_estimator = "grpo"`. TRL: 1e-4; verl: 1e-6;
+    /// `OpenRLHF`: 1e-9.
+    pub advantage_epsilon: f64,
     /// The slot of the score: the last token of a reply, or one slot after it.
     pub score_slot: ScoreSlot,
     /// Scores are clamped to plus or minus this value.
@@ -184,6 +205,7 @@ impl Default for PpoConfig {
             kl_target: None,
             kl_horizon: 10_000.0,
             kl_estimator: KlEstimator::K1,
+            kl_clamp: 20.0,
 
             advantage_estimator: AdvantageEstimator::Gae,
             gamma: 1.0,
@@ -191,6 +213,9 @@ impl Default for PpoConfig {
 
             clip_range: 0.2,
             clip_range_high: None,
+            clip_ratio_c: None,
+            log_ratio_clamp: 20.0,
+            loss_agg_mode: LossAggMode::TokenMean,
             clip_range_value: 0.2,
             vf_coef: 0.5,
             entropy_coef: 0.0,
@@ -198,6 +223,9 @@ impl Default for PpoConfig {
 
             whiten_advantages: true,
             whiten_rewards: false,
+            whiten_variance: Variance::Unbiased,
+            whiten_epsilon: 1e-8,
+            advantage_epsilon: 1e-6,
             score_slot: ScoreSlot::Eos,
             score_clip: None,
             missing_eos_penalty: None,
@@ -286,6 +314,21 @@ impl PpoConfig {
         if self.advantage_estimator.has_critic() { self.critic_warmup } else { 0 }
     }
 
+    /// How ratios of the policy are clipped.
+    pub fn policy_clip(&self) -> PolicyClip {
+        PolicyClip {
+            low: self.clip_range,
+            high: self.clip_range_high.unwrap_or(self.clip_range),
+            log_ratio: Some(self.log_ratio_clamp),
+            dual: self.clip_ratio_c,
+        }
+    }
+
+    /// How advantages and rewards are whitened.
+    pub fn whitening(&self) -> Whitening {
+        Whitening { variance: self.whiten_variance, epsilon: self.whiten_epsilon }
+    }
+
     /// Number of optimizer steps of the policy in a run of `iterations`. The critic warm-up has none.
     pub fn policy_steps(&self, iterations: u64) -> u64 {
         iterations.saturating_sub(self.critic_warmup()).saturating_mul(self.steps_per_iteration())
@@ -307,9 +350,15 @@ impl PpoConfig {
             ("score_clip", self.score_clip.unwrap_or(1.0)),
             ("kl_target", self.kl_target.unwrap_or(1.0)),
         ] {
-            if !(value.is_finite() && value > 0.0) {
-                return refuse("ppo", key, &value, "must be more than 0");
+            positive("ppo", key, value)?;
+        }
+        for (key, value) in [("kl_clamp", self.kl_clamp), ("log_ratio_clamp", self.log_ratio_clamp)] {
+            if value.is_nan() || value <= 0.0 {
+                return refuse("ppo", key, &value, "must be more than 0; inf is off");
             }
+        }
+        if let Some(most) = self.clip_ratio_c.filter(|most| !(most.is_finite() && *most > 1.0)) {
+            return refuse("ppo", "clip_ratio_c", &most, "must be more than 1");
         }
 
         for (key, value) in [
@@ -319,10 +368,10 @@ impl PpoConfig {
             ("ptx_coef", self.ptx_coef),
             ("critic_lr", self.critic_lr),
             ("missing_eos_penalty", self.missing_eos_penalty.unwrap_or(0.0)),
+            ("whiten_epsilon", self.whiten_epsilon),
+            ("advantage_epsilon", self.advantage_epsilon),
         ] {
-            if !(value.is_finite() && value >= 0.0) {
-                return refuse("ppo", key, &value, "must be 0 or more");
-            }
+            not_negative("ppo", key, value)?;
         }
         Ok(())
     }
@@ -336,6 +385,22 @@ pub(crate) fn refuse(
     wanted: &str,
 ) -> Result<(), Error> {
     Err(Error::Setting { section, key, value: value.to_string(), wanted: wanted.to_owned() })
+}
+
+/// Refuses a number that is not above 0.
+pub(crate) fn positive(section: &'static str, key: &'static str, value: f64) -> Result<(), Error> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    refuse(section, key, &value, "must be more than 0")
+}
+
+/// Refuses a number below 0.
+pub(crate) fn not_negative(section: &'static str, key: &'static str, value: f64) -> Result<(), Error> {
+    if value.is_finite() && value >= 0.0 {
+        return Ok(());
+    }
+    refuse(section, key, &value, "must be 0 or more")
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ pub enum Error {
     /// Models that must share a vocabulary but do not.
     #[error(
         "the {left} model has a vocabulary of {left_size} tokens and the {right} model of {right_size}: \
-         all models of PPO must share one tokenizer; train the reward model from the same base as the policy"
+         the models of a stage must share one tokenizer; a reward model is trained from the same base as the policy"
     )]
     Vocabulary {
         /// The role of one model.

@@ -91,6 +91,12 @@ pub trait Recorder {
     fn record(&mut self, event: &Event<'_>) -> Result<(), Error>;
 }
 
+impl<R: Recorder + ?Sized> Recorder for &mut R {
+    fn record(&mut self, event: &Event<'_>) -> Result<(), Error> {
+        (**self).record(event)
+    }
+}
+
 /// Discards all events.
 impl Recorder for () {
     fn record(&mut self, _: &Event<'_>) -> Result<(), Error> {

@@ -38,21 +38,21 @@ pub enum KlEstimator {
     Abs,
 }
 
-/// `d` is clamped to plus or minus this value. No healthy run reaches it, and it keeps `exp(-d)` finite in
-/// fp32 (verl and `NeMo` RL: 20).
-const MAX_LOG_RATIO: f64 = 20.0;
-
 impl KlEstimator {
     /// Estimates the KL divergence at each token. Both tensors must have the same shape, which is also the
-    /// shape of the result. The result is at least fp32.
+    /// shape of the result. The result is at least fp32. `d` is clamped to plus or minus `clamp`.
     ///
-    /// A log-probability of minus infinity on one side gives a finite estimate, because the difference is
-    /// clamped. On both sides it gives NaN, which [`crate::advantage::token_rewards`] refuses with the index
-    /// of the token.
-    pub fn estimate(self, logprobs: &Tensor, reference_logprobs: &Tensor) -> Result<Tensor, Error> {
+    /// A log-probability of minus infinity on one side gives a finite estimate if the clamp is finite. On both
+    /// sides it gives NaN, which [`crate::advantage::token_rewards`] refuses with the index of the token.
+    pub fn estimate(
+        self,
+        logprobs: &Tensor,
+        reference_logprobs: &Tensor,
+        clamp: f64,
+    ) -> Result<Tensor, Error> {
         check::shape("the reference's log-probabilities", reference_logprobs, &logprobs.size())?;
         let log_ratio = (check::upcast_to_fp32(logprobs) - check::upcast_to_fp32(reference_logprobs))
-            .clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO);
+            .clamp(-clamp, clamp);
         Ok(match self {
             Self::K1 => log_ratio,
             Self::K2 => log_ratio.square() * 0.5,
@@ -125,7 +125,7 @@ mod tests {
     fn estimate(estimator: KlEstimator, difference: f64) -> f64 {
         let zero = Tensor::from_slice(&[0.0f64]);
         let logprobs = Tensor::from_slice(&[difference]);
-        estimator.estimate(&logprobs, &zero).unwrap().double_value(&[0])
+        estimator.estimate(&logprobs, &zero, 20.0).unwrap().double_value(&[0])
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
     fn shapes_that_would_broadcast_are_refused() {
         let column = Tensor::zeros([3, 1], tch::kind::FLOAT_CPU);
         let row = Tensor::zeros([3], tch::kind::FLOAT_CPU);
-        let error = KlEstimator::K1.estimate(&column, &row).unwrap_err();
+        let error = KlEstimator::K1.estimate(&column, &row, 20.0).unwrap_err();
         assert!(matches!(error, Error::Shape { ref expected, .. } if expected == &[3, 1]), "{error}");
     }
 

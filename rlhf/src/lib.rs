@@ -5,6 +5,7 @@
 //! | supervised fine-tuning | [`sft`] | `models::head::cross_entropy` |
 //! | reward model | [`reward`] | [`loss::pairwise_reward_loss`] |
 //! | DPO and its family, ORPO, `SimPO`, CPO, KTO | [`offline`] | [`loss::preference`], [`offline::kto`] |
+//! | distillation | [`distill`] | `models::head::divergence` |
 //! | proximal policy optimization | [`ppo`] | [`kl`], [`score`], [`advantage`], [`whiten`], [`loss`] |
 //!
 //! A stage receives tokenized rows, trains segmented models with `gemini::Engine`, and sends events to a
@@ -14,6 +15,7 @@
 pub mod advantage;
 mod check;
 pub mod config;
+pub mod distill;
 mod error;
 pub mod event;
 pub mod kl;

@@ -12,15 +12,17 @@
 //! al. 2022 (arXiv 2203.02155), equation 1; margin: Touvron et al. 2023 (arXiv 2307.09288), equation 2;
 //! centering: Eisenstein et al. 2023 (arXiv 2312.09244).
 //!
-//! Every loss is a *sum*. The caller divides it by the count of the full optimizer step, so the split into
-//! micro-batches does not change the loss. All losses are computed in fp32 at least. `[N]` is a shape over
+//! Every loss is a *sum*. The caller divides it by the count of the full optimizer step ([`LossAggMode`]), so
+//! the split into micro-batches does not change the loss. All losses are computed in fp32 at least. `[N]` is a shape over
 //! tokens, `[B]` over pairs. Shapes that would broadcast are refused. This module runs no model.
 
 mod policy;
 pub mod preference;
+mod reduction;
 mod value;
 
 pub use policy::{PolicyClip, PolicyLoss, PolicyStatistics, policy_loss};
+pub use reduction::LossAggMode;
 pub use value::{ValueLoss, ValueStatistics, value_loss};
 
 use tch::{Kind, Tensor};
@@ -57,9 +59,11 @@ pub fn pairwise_reward_loss(
 }
 
 /// Computes the entropy bonus as a loss: `-coefficient sum_t H_t` over the entropies `[N]` of the policy
-/// before each token.
-pub fn entropy_loss(entropies: &Tensor, coefficient: f64) -> Tensor {
-    check::upcast_to_fp32(entropies).sum(None) * -coefficient
+/// before each token, each with one of the `weights` `[N]`, or with the weight 1.
+pub fn entropy_loss(entropies: &Tensor, weights: Option<&Tensor>, coefficient: f64) -> Tensor {
+    let entropies = check::upcast_to_fp32(entropies);
+    let weighted = weights.map_or_else(|| entropies.shallow_clone(), |weights| &entropies * weights);
+    weighted.sum(None) * -coefficient
 }
 
 /// Returns `values` as a constant of the loss: checked against the shape of `like`, detached, in fp32 at

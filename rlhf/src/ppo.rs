@@ -47,7 +47,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
-use tch::Device;
+use tch::{Device, Tensor};
 
 use self::critic::Critic;
 use self::metrics::{UpdateStats, push_rollout_metrics};
@@ -57,7 +57,7 @@ use crate::advantage::{self, Advantages};
 use crate::config::{PpoConfig, Shuffle};
 use crate::event::{Event, Metrics};
 use crate::kl::KlController;
-use crate::loss::{self, PolicyClip, PolicyLoss, PolicyStatistics};
+use crate::loss::{self, LossAggMode, PolicyLoss, PolicyStatistics};
 use crate::rollout::{Experience, PpoModels, Reads};
 use crate::run::{Phase, StageRun};
 use crate::score::ScoreShaping;
@@ -358,6 +358,7 @@ impl<'a> Ppo<'a> {
         let kl = config.kl_estimator.estimate(
             &upload(&flatten(experiences, |experience| &experience.logprobs), Device::Cpu),
             &upload(&flatten(experiences, |experience| &experience.reference_logprobs), Device::Cpu),
+            config.kl_clamp,
         )?;
 
         let raw =
@@ -369,7 +370,7 @@ impl<'a> Ppo<'a> {
         // This metric is taken before whitening, which would change its scale.
         let rlhf_reward = check::to_f64_vec(&rewards.rewards).iter().sum::<f64>();
         if config.whiten_rewards && config.advantage_estimator.has_critic() {
-            rewards.rewards = whiten(&rewards.rewards, false)?;
+            rewards.rewards = whiten(&rewards.rewards, false, config.whitening())?;
         }
 
         let (advantages, returns) = if config.advantage_estimator.has_critic() {
@@ -378,14 +379,16 @@ impl<'a> Ppo<'a> {
             let Advantages { advantages, returns } =
                 advantage::gae(&rewards, &values, config.gamma, config.gae_lambda)?;
             let advantages = advantages.index_select(0, &rewards.token_slots);
-            let whitened = if config.whiten_advantages { whiten(&advantages, true)? } else { advantages };
+            let whitened = if config.whiten_advantages {
+                whiten(&advantages, true, config.whitening())?
+            } else {
+                advantages
+            };
             (whitened, check::to_f64_vec(&returns))
         } else {
-            let group_size = config.samples_per_prompt;
-            (
-                advantage::group_relative_advantages(&rewards, group_size, config.advantage_estimator)?,
-                Vec::new(),
-            )
+            let (size, estimator) = (config.samples_per_prompt, config.advantage_estimator);
+            let epsilon = config.advantage_epsilon;
+            (advantage::group_relative_advantages(&rewards, size, estimator, epsilon)?, Vec::new())
         };
 
         let replies_count = experiences.len() as f64;
@@ -458,15 +461,10 @@ impl<'a> Ppo<'a> {
     ) -> Result<(), Error> {
         let (config, policy, micro_batch_size) =
             (self.config, self.models.policy, self.train.micro_batch_size);
-        let clip = PolicyClip {
-            low: config.clip_range,
-            high: config.clip_range_high.unwrap_or(config.clip_range),
-            ..PolicyClip::default()
-        };
-
-        // The loss divisor (verl: batch_num_tokens, loss_agg_mode = "token-mean"), also for GRPO. This count
-        // covers the full mini-batch: every micro-batch on every rank divides its loss by it.
+        let clip = config.policy_clip();
+        // These counts cover the full mini-batch: every micro-batch on every rank divides its loss by them.
         let tokens: usize = mini_batch.iter().map(|trajectory| trajectory.advantages.len()).sum();
+        let divisor = config.loss_agg_mode.divisor(tokens, mini_batch.len(), config.max_new_tokens);
         let micro_batches = self.policy_engine.split_micro_batches(mini_batch, micro_batch_size);
         let experience_batches =
             collate(&micro_batches, num_tokens(mini_batch), Reads::Tokens, policy.decoder());
@@ -489,19 +487,22 @@ impl<'a> Ppo<'a> {
                 upload(&flatten(micro_batch, |trajectory| &trajectory.experience.logprobs), policy.device());
             let advantages =
                 upload(&flatten(micro_batch, |trajectory| &trajectory.advantages), policy.device());
+            let weights = token_weights(micro_batch, config.loss_agg_mode, policy.device());
             let options =
                 LogprobsOptions { temperature: config.temperature, entropy: config.entropy_coef != 0.0 };
             let targets = &experience_batch.targets;
             let sums = head::token_loss(hidden, policy.head(), targets, options, &mut |rows, new| {
+                let weights = weights.as_ref().map(|weights| rows.of(weights));
+                let (old, advantages) = (rows.of(&old), rows.of(&advantages));
                 let PolicyLoss { mut loss, statistics } =
-                    loss::policy_loss(&new.logprobs, &rows.of(&old), &rows.of(&advantages), &clip)?;
+                    loss::policy_loss(&new.logprobs, &old, &advantages, weights.as_ref(), &clip)?;
                 if let Some(entropy) = &new.entropy {
-                    loss += loss::entropy_loss(entropy, config.entropy_coef);
+                    loss += loss::entropy_loss(entropy, weights.as_ref(), config.entropy_coef);
                 }
                 Ok::<_, Error>(RowSums { loss, statistics: Some(statistics) })
             })?;
             updates.policy += sums.statistics.as_ref().map(PolicyStatistics::from).unwrap_or_default();
-            Ok::<_, Error>(sums.loss / tokens as f64)
+            Ok::<_, Error>(sums.loss / divisor)
         })?;
 
         // The ptx loss accumulates into the same gradients, with as many rows as the mini-batch has replies.
@@ -538,6 +539,16 @@ fn derived_seed(seed: u64, iteration: u64, purpose: u64) -> u64 {
     // Each purpose reads its own two 32-bit words of the stream of the iteration.
     generator.set_word_pos(u128::from(purpose) * 2);
     rand::Rng::random(&mut generator)
+}
+
+/// The weight of each token of some replies in the policy loss, `[N]`; `None` if all weights are 1.
+fn token_weights(replies: &[&Trajectory<'_>], mode: LossAggMode, device: Device) -> Option<Tensor> {
+    let of_reply = |reply: &&Trajectory<'_>| {
+        let length = reply.advantages.len();
+        Some(vec![mode.token_weight(length)? as f32; length])
+    };
+    let weights: Vec<Vec<f32>> = replies.iter().map(of_reply).collect::<Option<_>>()?;
+    Some(upload(&weights.concat(), device))
 }
 
 fn shaping(config: &PpoConfig) -> ScoreShaping {

@@ -41,6 +41,11 @@ impl<'a> Sft<'a> {
     ) -> Result<Self, Error> {
         Ok(Self { model, train, eval, bins: bins(train, packing)? })
     }
+
+    /// The held-out rows, each in a bin of its own.
+    pub(crate) fn eval_bins(&self) -> Vec<Vec<&'a SftRow>> {
+        self.eval.iter().map(|row| vec![row]).collect()
+    }
 }
 
 /// Groups rows into bins and returns the row indices of each bin: one row per bin, or rows packed into bins

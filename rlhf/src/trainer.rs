@@ -6,6 +6,7 @@
 //!   draw the examples of the step                                    Sampler
 //!   count them, and run what needs all of them                       Objective::begin_step
 //!   split them into micro-batches over the data-parallel ranks       Engine::split_micro_batches
+//!   run models on them that are not trained                          Objective::run_frozen_models
 //!   forward, loss, backward                                          Objective::{collate, loss}
 //!   clip, update, zero the gradients                                 Engine::step
 //!   log, evaluate, save a checkpoint, ask tasks                      Objective::evaluate, StageRun
@@ -78,6 +79,12 @@ pub trait Objective {
 
     /// Builds the flat batch of a micro-batch and the targets of its loss.
     fn collate(&self, examples: &[Self::Example]) -> (Batch, Self::Targets);
+
+    /// Completes the micro-batches of this rank by what models say of them that are not trained. All ranks
+    /// call this before the gradients of a step, with any number of micro-batches.
+    fn run_frozen_models(&self, _micro_batches: &mut [(Batch, Self::Targets)]) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Computes the share of a micro-batch in the loss of its step, a scalar with a gradient. `hidden`
     /// `[M, H]` are the last hidden states of the outputs of its batch. The means of `sums` over the step are
@@ -196,7 +203,7 @@ fn run_step<O: Objective>(
         engine.finish_updates()?;
     }
     let step = objective.begin_step(&mut examples, micro_batch_size, &run.groups)?;
-    let micro_batches = collate_micro_batches(objective, &examples, (step, 1.0), micro_batch_size, engine);
+    let micro_batches = collate_micro_batches(objective, &examples, (step, 1.0), micro_batch_size, engine)?;
     accumulate(objective, &micro_batches, engine, sums)
 }
 
@@ -220,8 +227,7 @@ fn evaluate<O: Objective>(
 
 /// The micro-batches of one rank in an optimizer step, ready to run.
 pub(crate) struct MicroBatches<O: Objective> {
-    batches: Vec<Batch>,
-    targets: Vec<O::Targets>,
+    batches: Vec<(Batch, O::Targets)>,
     step: O::Step,
     /// The factor of the loss of the step.
     weight: f64,
@@ -236,15 +242,16 @@ pub(crate) fn collate_micro_batches<O: Objective>(
     (step, weight): (O::Step, f64),
     micro_batch_size: usize,
     engine: &mut Engine,
-) -> MicroBatches<O> {
+) -> Result<MicroBatches<O>, Error> {
     let step_tokens: usize = examples.iter().map(|example| objective.num_tokens(example)).sum();
     let aux_loss_divisor = step_tokens.max(1) as f64 / weight;
     let collated = engine.split_micro_batches(examples, micro_batch_size).into_iter().map(|examples| {
         let (batch, targets) = objective.collate(examples);
         (batch.with_aux_loss_divisor(aux_loss_divisor), targets)
     });
-    let (batches, targets) = collated.unzip();
-    MicroBatches { batches, targets, step, weight }
+    let mut batches: Vec<(Batch, O::Targets)> = collated.collect();
+    objective.run_frozen_models(&mut batches)?;
+    Ok(MicroBatches { batches, step, weight })
 }
 
 /// Runs `micro_batches` forward and backward and adds their gradients.
@@ -256,12 +263,13 @@ pub(crate) fn accumulate<O: Objective>(
     engine: &mut Engine,
     sums: &mut Sums,
 ) -> Result<(f64, i64), Error> {
-    let MicroBatches { batches, targets, step, weight } = micro_batches;
-    let batches: Vec<&Batch> = batches.iter().collect();
+    let MicroBatches { batches, step, weight } = micro_batches;
+    let contexts: Vec<&Batch> = batches.iter().map(|(batch, _)| batch).collect();
     let mut tokens = 0;
-    let loss = engine.accumulate(objective.model(), &batches, |index, hidden| {
-        tokens += batches[index].num_real_tokens();
-        let loss = objective.loss(step, &targets[index], hidden, sums)?;
+    let loss = engine.accumulate(objective.model(), &contexts, |index, hidden| {
+        let (batch, targets) = &batches[index];
+        tokens += batch.num_real_tokens();
+        let loss = objective.loss(step, targets, hidden, sums)?;
         Ok::<_, Error>(if *weight == 1.0 { loss } else { loss * *weight })
     })?;
     Ok((loss, tokens))

@@ -94,7 +94,7 @@ fn replies_to_the_same_prompt_are_compared_with_one_another() {
     let scores = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0];
     let rewards = rewards_of(&scores, &[1; 8]);
     let near = |estimator, right: f64, wrong: f64| {
-        let got = check::to_f64_vec(&group_relative_advantages(&rewards, 8, estimator).unwrap());
+        let got = check::to_f64_vec(&group_relative_advantages(&rewards, 8, estimator, 1e-6).unwrap());
         for (got, score) in got.iter().zip(scores) {
             let expected = if score == 1.0 { right } else { wrong };
             assert!((got - expected).abs() < 1e-6, "{estimator:?}: {got} {expected}");
@@ -113,10 +113,11 @@ fn the_advantage_of_a_reply_is_that_of_each_of_its_tokens() {
     let slots = [ScoreSlot::Eos, ScoreSlot::AfterEos, ScoreSlot::Eos, ScoreSlot::Eos];
     let rewards = token_rewards(&kl, &scores, &[2, 1, 2, 1], 0.5, &slots).unwrap();
     // Totals: 3 - 0.5 (1 + 1) = 2, 4 - 0.5 * 2 = 3, 5, 5.
-    let got = group_relative_advantages(&rewards, 2, AdvantageEstimator::Rloo).unwrap();
+    let got = group_relative_advantages(&rewards, 2, AdvantageEstimator::Rloo, 1e-6).unwrap();
     assert_near(&got, &[-1.0, -1.0, 1.0, 0.0, 0.0, 0.0]);
     // Equal replies teach nothing, and nothing is divided by 0.
-    let got = check::to_f64_vec(&group_relative_advantages(&rewards, 2, AdvantageEstimator::Grpo).unwrap());
+    let got =
+        check::to_f64_vec(&group_relative_advantages(&rewards, 2, AdvantageEstimator::Grpo, 1e-6).unwrap());
     assert_eq!(got[3..], [0.0; 3]);
 }
 
@@ -124,7 +125,8 @@ fn the_advantage_of_a_reply_is_that_of_each_of_its_tokens() {
 fn replies_without_a_second_one_cannot_be_compared() {
     let rewards = rewards_of(&[1.0, 2.0, 3.0], &[1, 1, 1]);
     for group_size in [0, 1, 2] {
-        let error = group_relative_advantages(&rewards, group_size, AdvantageEstimator::Rloo).unwrap_err();
+        let error =
+            group_relative_advantages(&rewards, group_size, AdvantageEstimator::Rloo, 1e-6).unwrap_err();
         assert!(matches!(error, Error::Groups { num_replies: 3, .. }), "{error}");
     }
 }

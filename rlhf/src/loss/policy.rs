@@ -23,11 +23,14 @@ pub struct PolicyClip {
     /// The log-ratio is clamped to plus or minus this value and has no gradient beyond it (OpenRLHF, verl:
     /// 20). Without the clamp a ratio can overflow, and infinity times an advantage of 0 is NaN.
     pub log_ratio: Option<f64>,
+    /// The most that a token with a negative advantage A can cost, as a multiple of -A (Ye et al. 2020, arXiv
+    /// 1912.09729, equation 5; verl: `clip_ratio_c`, 3).
+    pub dual: Option<f64>,
 }
 
 impl Default for PolicyClip {
     fn default() -> Self {
-        Self { low: 0.2, high: 0.2, log_ratio: Some(20.0) }
+        Self { low: 0.2, high: 0.2, log_ratio: Some(20.0), dual: None }
     }
 }
 
@@ -71,7 +74,8 @@ impl AddAssign for PolicyStatistics {
     }
 }
 
-/// Computes the policy loss of `[N]` tokens. Only `logprobs` has a gradient.
+/// Computes the policy loss of `[N]` tokens, each with one of the `weights` `[N]`, or with the weight 1. Only
+/// `logprobs` has a gradient.
 ///
 /// With a log-probability of minus infinity on one side, the loss is finite if `clip.log_ratio` is set. With
 /// minus infinity on both sides, or with NaN, the loss is NaN. The model is then broken, and the optimizer
@@ -80,6 +84,7 @@ pub fn policy_loss(
     logprobs: &Tensor,
     old_logprobs: &Tensor,
     advantages: &Tensor,
+    weights: Option<&Tensor>,
     clip: &PolicyClip,
 ) -> Result<PolicyLoss, Error> {
     let advantages = detached_like("the advantages", advantages, logprobs)?;
@@ -91,7 +96,14 @@ pub fn policy_loss(
     let ratio = log_ratio.exp();
     let unclipped = -(&advantages * &ratio);
     let clipped = -(&advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high));
-    let loss = unclipped.maximum(&clipped).sum(None);
+    let mut losses = unclipped.maximum(&clipped);
+    if let Some(most) = clip.dual {
+        losses = losses.where_self(&advantages.ge(0.0), &losses.minimum(&(&advantages * -most)));
+    }
+    if let Some(weights) = weights {
+        losses *= detached_like("the weights", weights, logprobs)?;
+    }
+    let loss = losses.sum(None);
 
     let quantities = [advantages.ones_like(), clipped.gt_tensor(&unclipped), log_ratio.square() * 0.5, ratio];
     Ok(PolicyLoss { loss, statistics: device_sums(quantities) })

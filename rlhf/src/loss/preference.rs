@@ -41,7 +41,7 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::Error;
-use crate::config::{OneOrMany, refuse};
+use crate::config::{OneOrMany, not_negative, positive, refuse};
 
 /// The pairs of a micro-batch, as their loss sees them. Tensors are `[B]`.
 #[derive(Debug)]
@@ -601,20 +601,4 @@ impl PreferenceLoss for CpoConfig {
 
 fn nll_of_completion(weight: f64) -> Option<NllTerm> {
     (weight > 0.0).then_some(NllTerm { weight, reads_prompt: false })
-}
-
-/// Refuses a number that is not above 0.
-pub(crate) fn positive(section: &'static str, key: &'static str, value: f64) -> Result<(), Error> {
-    if value.is_finite() && value > 0.0 {
-        return Ok(());
-    }
-    refuse(section, key, &value, "must be more than 0")
-}
-
-/// Refuses a number below 0.
-pub(crate) fn not_negative(section: &'static str, key: &'static str, value: f64) -> Result<(), Error> {
-    if value.is_finite() && value >= 0.0 {
-        return Ok(());
-    }
-    refuse(section, key, &value, "must be 0 or more")
 }

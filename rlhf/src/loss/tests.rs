@@ -35,7 +35,7 @@ fn assert_near(got: &[f64], expected: &[f64]) {
 fn at_ratio_one_the_policy_gradient_is_minus_the_advantage() {
     let (old, advantages) = (vector(&[-0.5, -1.5, -3.0]), [2.0, -1.0, 0.25]);
     let logprobs = old.copy().set_requires_grad(true);
-    let result = policy_loss(&logprobs, &old, &vector(&advantages), &PolicyClip::default()).unwrap();
+    let result = policy_loss(&logprobs, &old, &vector(&advantages), None, &PolicyClip::default()).unwrap();
     assert_near(&gradient(&result.loss, &logprobs), &advantages.map(|advantage| -advantage));
     assert!((number(&result.loss) + 1.25).abs() < 1e-15);
     let statistics = PolicyStatistics::from(&result.statistics);
@@ -48,9 +48,14 @@ fn a_clipped_ratio_has_no_gradient_where_it_would_gain() {
     // ratio:       1.5 up   1.5 up   0.5 down   0.5 down
     let log_ratios = [1.5f64.ln(), 1.5f64.ln(), 0.5f64.ln(), 0.5f64.ln()];
     let logprobs = leaf(&log_ratios);
-    let result =
-        policy_loss(&logprobs, &vector(&[0.0; 4]), &vector(&[1.0, -1.0, 1.0, -1.0]), &PolicyClip::default())
-            .unwrap();
+    let result = policy_loss(
+        &logprobs,
+        &vector(&[0.0; 4]),
+        &vector(&[1.0, -1.0, 1.0, -1.0]),
+        None,
+        &PolicyClip::default(),
+    )
+    .unwrap();
     // Losses: -1.2 (clipped), 1.5, -0.5, 0.8 (clipped).
     assert!((number(&result.loss) - 0.6).abs() < 1e-12);
     assert_near(&gradient(&result.loss, &logprobs), &[0.0, 1.5, -0.5, 0.0]);
@@ -61,11 +66,47 @@ fn a_clipped_ratio_has_no_gradient_where_it_would_gain() {
 fn unequal_clips_bound_what_they_should() {
     let logprobs = leaf(&[1.25f64.ln(), 5f64.ln(), 5f64.ln()]);
     let clip = PolicyClip { high: 0.28, ..PolicyClip::default() };
-    let result = policy_loss(&logprobs, &vector(&[0.0; 3]), &vector(&[1.0, -1.0, 1.0]), &clip).unwrap();
+    let result = policy_loss(&logprobs, &vector(&[0.0; 3]), &vector(&[1.0, -1.0, 1.0]), None, &clip).unwrap();
     // Losses: -1.25 (within 1.28), 5 (no bound above for a negative advantage), -1.28 (clipped).
     assert!((number(&result.loss) - 2.47).abs() < 1e-12);
     assert_near(&gradient(&result.loss, &logprobs), &[-1.25, 5.0, 0.0]);
     assert_eq!(PolicyStatistics::from(&result.statistics).clipped, 1.0);
+}
+
+#[test]
+fn a_second_clip_bounds_what_a_negative_advantage_costs() {
+    let logprobs = leaf(&[5f64.ln(), 2f64.ln(), 5f64.ln()]);
+    let clip = PolicyClip { dual: Some(3.0), ..PolicyClip::default() };
+    let result =
+        policy_loss(&logprobs, &vector(&[0.0; 3]), &vector(&[-1.0, -1.0, 1.0]), None, &clip).unwrap();
+    // Losses: 3 (5 without the second clip), 2 (within it), -1.2 (clipped; the advantage is positive).
+    assert!((number(&result.loss) - 3.8).abs() < 1e-12);
+    assert_near(&gradient(&result.loss, &logprobs), &[0.0, 2.0, 0.0]);
+}
+
+#[test]
+fn weights_scale_the_loss_of_each_token() {
+    let (old, advantages, weights) = (vector(&[-0.5, -1.5]), vector(&[2.0, -1.0]), vector(&[0.25, 3.0]));
+    let logprobs = old.copy().set_requires_grad(true);
+    let result = policy_loss(&logprobs, &old, &advantages, Some(&weights), &PolicyClip::default()).unwrap();
+    assert!((number(&result.loss) - 2.5).abs() < 1e-12);
+    assert_near(&gradient(&result.loss, &logprobs), &[-0.5, 3.0]);
+}
+
+#[test]
+fn reductions_by_hand() {
+    // Replies of 1 and 3 tokens, of at most 8, with a loss of 2 and of 1 for each token.
+    let mean = |mode: LossAggMode| {
+        let sum: f64 = [(1usize, 2.0), (3, 1.0)]
+            .iter()
+            .map(|&(length, loss)| length as f64 * loss * mode.token_weight(length).unwrap_or(1.0))
+            .sum();
+        sum / mode.divisor(4, 2, 8)
+    };
+    assert_eq!(mean(LossAggMode::TokenMean), 1.25);
+    assert_eq!(mean(LossAggMode::SeqMeanTokenMean), 1.5);
+    assert_eq!(mean(LossAggMode::SeqMeanTokenSum), 2.5);
+    assert_eq!(mean(LossAggMode::SeqMeanTokenSumNorm), 2.5 / 8.0);
 }
 
 #[test]
@@ -75,7 +116,7 @@ fn extreme_log_probabilities_stay_finite() {
             vector(&[0.0, -1e4, f64::NEG_INFINITY, -1.0, -1.0]).to_kind(kind).set_requires_grad(true);
         let old = vector(&[-1e4, 0.0, -1.0, f64::NEG_INFINITY, -200.0]).to_kind(kind);
         let advantages = vector(&[1.0, 1.0, -1.0, 1.0, 0.0]).to_kind(kind);
-        let result = policy_loss(&logprobs, &old, &advantages, &PolicyClip::default()).unwrap();
+        let result = policy_loss(&logprobs, &old, &advantages, None, &PolicyClip::default()).unwrap();
         assert!(number(&result.loss).is_finite());
         assert!(gradient(&result.loss, &logprobs).iter().all(|value| value.is_finite()));
         assert!(PolicyStatistics::from(&result.statistics).ratio.is_finite());
@@ -124,7 +165,8 @@ fn split_gradients(splits: &[usize]) -> (f64, Vec<f64>, PolicyStatistics) {
         let narrow_to = |tensor: &Tensor| tensor.narrow(0, token, count);
         let new = narrow_to(&parameter);
         let policy =
-            policy_loss(&new, &narrow_to(&old), &narrow_to(&advantages), &PolicyClip::default()).unwrap();
+            policy_loss(&new, &narrow_to(&old), &narrow_to(&advantages), None, &PolicyClip::default())
+                .unwrap();
         let value = value_loss(&new, &narrow_to(&old), &narrow_to(&returns), Some(0.2)).unwrap();
         let scaled = (policy.loss + value.loss) / total as f64;
         scaled.backward();
@@ -150,7 +192,7 @@ fn any_split_into_micro_batches_gives_the_same_gradient() {
 #[test]
 fn no_tokens_make_no_loss() {
     let none = vector(&[]);
-    let result = policy_loss(&none, &none, &none, &PolicyClip::default()).unwrap();
+    let result = policy_loss(&none, &none, &none, None, &PolicyClip::default()).unwrap();
     assert_eq!((number(&result.loss), PolicyStatistics::from(&result.statistics).tokens), (0.0, 0.0));
 }
 
@@ -160,7 +202,7 @@ fn the_reward_loss_refuses_what_would_broadcast() {
         (Tensor::zeros([3, 1], tch::kind::FLOAT_CPU), Tensor::zeros([3], tch::kind::FLOAT_CPU));
     assert!(pairwise_reward_loss(&column, &row, None, 0.0).is_err());
     assert!(pairwise_reward_loss(&row, &row, Some(&column), 0.0).is_err());
-    assert!(policy_loss(&row, &column, &row, &PolicyClip::default()).is_err());
+    assert!(policy_loss(&row, &column, &row, None, &PolicyClip::default()).is_err());
     assert!(value_loss(&row, &row, &column, None).is_err());
 }
 

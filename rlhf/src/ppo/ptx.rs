@@ -33,7 +33,7 @@ impl<'a> Ptx<'a> {
         let mut examples: Vec<_> = rows.into_iter().map(|row| self.objective.example(row)).collect();
         let tokens = self.objective.begin_step(&mut examples, micro_batch_size, groups)?;
         let step = (tokens, self.coef);
-        Ok(trainer::collate_micro_batches(&self.objective, &examples, step, micro_batch_size, engine))
+        trainer::collate_micro_batches(&self.objective, &examples, step, micro_batch_size, engine)
     }
 
     /// Adds the gradients of the ptx loss, and returns this rank's share of the loss without its weight.

@@ -6,6 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
+mod distill;
 mod preference;
 
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use rlhf::kl::{KlController, KlEstimator};
 use rlhf::loss::{self, PolicyClip};
 use rlhf::replies;
 use rlhf::score::ScoreShaping;
-use rlhf::whiten::whiten;
+use rlhf::whiten::{Whitening, whiten};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
@@ -90,7 +91,7 @@ impl Ours {
         let (logprobs, reference) = (self.tensor(case, "logprobs"), self.tensor(case, "reference_logprobs"));
         for name in ["k1", "k2", "k3", "abs"] {
             let estimator: KlEstimator = serde_json::from_value(Value::from(name)).unwrap();
-            self.put(&format!("kl/{name}"), &estimator.estimate(&logprobs, &reference).unwrap());
+            self.put(&format!("kl/{name}"), &estimator.estimate(&logprobs, &reference, 20.0).unwrap());
         }
     }
 
@@ -106,7 +107,7 @@ impl Ours {
         let lengths = integers(case, "lengths");
         let slots = slot.of_replies(&lengths, case["max_new_tokens"].as_i64().unwrap());
         let (logprobs, reference) = (self.tensor(case, "logprobs"), self.tensor(case, "reference_logprobs"));
-        let kl = KlEstimator::K1.estimate(&logprobs, &reference).unwrap();
+        let kl = KlEstimator::K1.estimate(&logprobs, &reference, 20.0).unwrap();
         let scores = self.tensor(case, "scores");
         let rewards =
             advantage::token_rewards(&kl, &scores, &lengths, number(case, "kl_coef"), &slots).unwrap();
@@ -127,9 +128,9 @@ impl Ours {
     fn whiten(&mut self, inputs: &Value) {
         let values = self.tensor(&inputs["whiten"], "values");
         let worked = self.estimate(&inputs["worked"], ScoreSlot::Eos).1.advantages;
-        self.put("whiten/shifted", &whiten(&values, true).unwrap());
-        self.put("whiten/scaled", &whiten(&values, false).unwrap());
-        self.put("whiten/worked", &whiten(&worked, true).unwrap());
+        self.put("whiten/shifted", &whiten(&values, true, Whitening::default()).unwrap());
+        self.put("whiten/scaled", &whiten(&values, false, Whitening::default()).unwrap());
+        self.put("whiten/worked", &whiten(&worked, true, Whitening::default()).unwrap());
     }
 
     fn controller(&mut self, case: &Value) {
@@ -148,7 +149,7 @@ impl Ours {
         for (name, rule) in case["rules"].as_object().unwrap() {
             let clip: PolicyClip = serde_json::from_value(rule.clone()).unwrap();
             let logprobs = self.tensor(case, "logprobs").set_requires_grad(true);
-            let got = loss::policy_loss(&logprobs, &old, &advantages, &clip).unwrap();
+            let got = loss::policy_loss(&logprobs, &old, &advantages, None, &clip).unwrap();
             got.loss.backward();
             self.put(&format!("policy/{name}/loss"), &got.loss);
             self.put(&format!("policy/{name}/gradient"), &logprobs.grad());

@@ -14,6 +14,8 @@ use super::{Values, json, worst};
 /// The most that the producers and we may differ by: TRL computes one divergence and the odds of ORPO in
 /// fp32.
 const TOLERANCE: f64 = 1e-6;
+/// A micro-batch that holds every stored pair.
+const WHOLE: usize = 1 << 20;
 
 fn numbers<T: DeserializeOwned>(value: &Value) -> T {
     serde_json::from_value(value.clone()).unwrap()
@@ -40,8 +42,31 @@ impl Leaves {
     }
 }
 
-/// The loss of the stored pairs and its gradient, with the settings of a case.
-fn of_pairs(data: &Value, loss: &dyn PreferenceLoss) -> Vec<f64> {
+/// Some neighbouring pairs of a batch.
+fn part(pairs: &Pairs, start: i64, length: i64) -> Pairs {
+    let narrow = |tensor: &Tensor| tensor.narrow(0, start, length);
+    let side = |side: &Side| Side {
+        logprobs: narrow(&side.logprobs),
+        reference: narrow(&side.reference),
+        lengths: narrow(&side.lengths),
+        alignment: side.alignment.as_ref().map(narrow),
+    };
+    let constants = pairs.constants.iter().map(narrow).collect();
+    Pairs { chosen: side(&pairs.chosen), rejected: side(&pairs.rejected), constants }
+}
+
+/// The mean loss of `count` pairs, added up over parts of them.
+fn mean_in_parts(loss: &dyn PreferenceLoss, pairs: &Pairs, count: usize, size: usize) -> Tensor {
+    let shares = (0..count).step_by(size).map(|start| {
+        let length = size.min(count - start);
+        loss.losses(&part(pairs, start as i64, length as i64)).sum(Kind::Double) / count as f64
+    });
+    Tensor::stack(&shares.collect::<Vec<_>>(), 0).sum(Kind::Double)
+}
+
+/// The loss of the stored pairs and its gradient, with the settings of a case, in micro-batches of
+/// `micro_batch_size` pairs.
+fn of_pairs(data: &Value, loss: &dyn PreferenceLoss, micro_batch_size: usize) -> Vec<f64> {
     let policy: Vec<[Vec<f64>; 2]> = numbers(&data["policy"]);
     let reference: Vec<[Vec<f64>; 2]> = numbers(&data["reference"]);
     let squares: Vec<[Vec<f64>; 2]> = numbers(&data["log_sum_squares"]);
@@ -96,7 +121,7 @@ fn of_pairs(data: &Value, loss: &dyn PreferenceLoss) -> Vec<f64> {
         }
     };
     let pairs = Pairs { chosen: side(0), rejected: side(1), constants };
-    let mut total = loss.losses(&pairs).mean(Kind::Double);
+    let mut total = mean_in_parts(loss, &pairs, policy.len(), micro_batch_size);
     if let Some(nll) = loss.nll() {
         let chosen: Vec<Tensor> = leaves.0.iter().step_by(2).map(Tensor::shallow_clone).collect();
         total -= Tensor::cat(&chosen, 0).mean(Kind::Double) * nll.weight;
@@ -119,16 +144,17 @@ fn of_unpaired(data: &Value, config: &KtoConfig) -> Vec<f64> {
     [vec![loss.double_value(&[])], leaves.gradient()].concat()
 }
 
-fn ours() -> Values {
+/// The losses of all cases, in micro-batches of a number of pairs.
+fn ours(size: usize) -> Values {
     let data = json("preference_inputs.json");
     let mut values = Values::new();
     for (algorithm, cases) in data["cases"].as_object().unwrap() {
         for (name, settings) in cases.as_object().unwrap() {
             let found = match algorithm.as_str() {
-                "dpo" | "own_dpo" => of_pairs(&data, &numbers::<DpoConfig>(settings)),
-                "cpo" => of_pairs(&data, &numbers::<CpoConfig>(settings)),
-                "simpo" => of_pairs(&data, &numbers::<SimpoConfig>(settings)),
-                "orpo" => of_pairs(&data, &numbers::<OrpoConfig>(settings)),
+                "dpo" | "own_dpo" => of_pairs(&data, &numbers::<DpoConfig>(settings), size),
+                "cpo" => of_pairs(&data, &numbers::<CpoConfig>(settings), size),
+                "simpo" => of_pairs(&data, &numbers::<SimpoConfig>(settings), size),
+                "orpo" => of_pairs(&data, &numbers::<OrpoConfig>(settings), size),
                 "kto" => of_unpaired(&data, &numbers::<KtoConfig>(settings)),
                 other => panic!("{other} has no loss here"),
             };
@@ -142,7 +168,7 @@ fn ours() -> Values {
 fn losses_and_gradients_agree_with_the_papers_and_with_trl() {
     let [paper, trl] =
         ["preference_paper.json", "preference_trl.json"].map(|name| numbers::<Values>(&json(name)["values"]));
-    let ours = ours();
+    let ours = ours(WHOLE);
     assert_eq!(ours.keys().collect::<Vec<_>>(), paper.keys().collect::<Vec<_>>());
     for (left, right, what) in [
         (&paper, &trl, "the producers"),
@@ -158,6 +184,15 @@ fn losses_and_gradients_agree_with_the_papers_and_with_trl() {
     }
     // Two losses of ours are no losses of TRL.
     assert_eq!(paper.len() - trl.len(), 2);
+}
+
+#[test]
+fn no_split_into_micro_batches_changes_a_loss_or_its_gradient_in_fp64() {
+    let whole = ours(WHOLE);
+    for size in [1, 2, 3] {
+        let (error, name) = worst(&ours(size), &whole);
+        assert!(error < 1e-10, "micro-batches of {size}: {name} differs by {error}");
+    }
 }
 
 #[test]

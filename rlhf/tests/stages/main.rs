@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
+mod distill;
 mod offline;
 
 use std::cell::RefCell;
