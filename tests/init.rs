@@ -17,11 +17,26 @@ fn place() -> Scratch {
 fn a_run_file_passes_a_dry_run_as_it_is() {
     let scratch = place();
     let model = |stage: &str| life().path(&format!("life/{stage}/final")).display().to_string();
-    for (stage, command) in [("sft", "sft"), ("rm", "rm"), ("ppo", "ppo"), ("all", "pipeline")] {
-        let judge = if stage == "ppo" { format!(" --reward-model {}", model("rm")) } else { String::new() };
+    for (stage, command) in [
+        ("sft", "sft"),
+        ("distill", "distill"),
+        ("rm", "rm"),
+        ("dpo", "dpo"),
+        ("kto", "kto"),
+        ("orpo", "orpo"),
+        ("simpo", "simpo"),
+        ("cpo", "cpo"),
+        ("ppo", "ppo"),
+        ("all", "pipeline"),
+    ] {
+        let other = match stage {
+            "ppo" => format!(" --reward-model {}", model("rm")),
+            "distill" => format!(" --teacher {}", model("sft")),
+            _ => String::new(),
+        };
         let told = scratch.run(&format!(
-            "init --yes --stage {stage} --model {}{judge} --out {stage}.toml",
-            model(if stage == "ppo" { "sft" } else { "base" })
+            "init --yes --stage {stage} --model {}{other} --out {stage}.toml",
+            model(if stage == "sft" || stage == "all" { "base" } else { "sft" })
         ));
         assert!(
             told.succeeds().contains(&format!("colossal-chat {command} --config {stage}.toml")),

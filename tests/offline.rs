@@ -52,7 +52,7 @@ fn weights(scratch: &Scratch, out: &str) -> Vec<u8> {
 }
 
 /// The largest relative difference of the metrics of two runs.
-fn worst(left: &[Value], right: &[Value]) -> f64 {
+pub(crate) fn worst(left: &[Value], right: &[Value]) -> f64 {
     assert_eq!(left.len(), right.len());
     let mut worst = 0.0;
     for (left, right) in left.iter().zip(right) {
@@ -133,36 +133,49 @@ fn every_budget_gives_the_same_bits() {
     }
 }
 
+/// Runs a job whole, and once more killed after its fifth row of metrics and resumed: weights and metrics are the
+/// same. `line` is the job in a folder; `before_resume` changes what the killed one has left.
+pub(crate) fn killed_and_resumed(
+    scratch: &Scratch,
+    line: impl Fn(&str) -> String,
+    before_resume: impl FnOnce(),
+) {
+    scratch.run(&line("whole")).succeeds();
+    let words = line("killed");
+    let mut child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
+    scratch.wait_for_rows("killed/metrics.jsonl", 5);
+    signal("KILL", child.id());
+    child.wait().unwrap();
+    before_resume();
+    // The other process of a job ends when it misses the first one, and gives the folder back.
+    let started = std::time::Instant::now();
+    let outcome = loop {
+        let outcome = scratch.run(&format!("{words} --resume"));
+        if outcome.code != 2 || started.elapsed().as_secs() > 60 {
+            break outcome;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    };
+    outcome.succeeds();
+    assert!(weights(scratch, "whole") == weights(scratch, "killed"), "{words}");
+    assert_eq!(metrics(scratch, "whole"), metrics(scratch, "killed"), "{words}");
+    for folder in ["whole", "killed"] {
+        std::fs::remove_dir_all(scratch.path(folder)).unwrap();
+    }
+}
+
 #[test]
 fn a_killed_run_resumes_as_if_it_had_not_been() {
     let scratch = with_run_file();
     for (stage, more) in [("dpo", ""), ("kto", ""), ("dpo", " --nproc 2"), ("kto", " --nproc 2")] {
-        let (whole, killed) =
-            (format!("{stage}-whole{}", more.len()), format!("{stage}-killed{}", more.len()));
-        let longer = format!(" --set train.steps=12 --set data.cache={stage}-cache{}{more}", more.len());
-        scratch.run(&line(stage, &whole, &longer)).succeeds();
-
-        let words = line(stage, &killed, &longer);
-        let mut child = scratch.command(&words.split(' ').collect::<Vec<_>>()).spawn().unwrap();
-        scratch.wait_for_rows(&format!("{killed}/metrics.jsonl"), 5);
-        signal("KILL", child.id());
-        child.wait().unwrap();
+        let longer = format!(" --set train.steps=12 --set data.cache=cache-{stage}{more}");
         // The numbers of the reference are in the cache, and without it they are computed again.
-        if more.is_empty() {
-            let _ = std::fs::remove_dir_all(scratch.path(&format!("{stage}-cache0")));
-        }
-        // The other process of a job ends when it misses the first one, and gives the folder back.
-        let started = std::time::Instant::now();
-        let outcome = loop {
-            let outcome = scratch.run(&format!("{words} --resume"));
-            if outcome.code != 2 || started.elapsed().as_secs() > 60 {
-                break outcome;
+        let forget = || {
+            if more.is_empty() {
+                let _ = std::fs::remove_dir_all(scratch.path(&format!("cache-{stage}")));
             }
-            std::thread::sleep(std::time::Duration::from_millis(200));
         };
-        outcome.succeeds();
-        assert!(weights(&scratch, &whole) == weights(&scratch, &killed), "{stage}{more}");
-        assert_eq!(metrics(&scratch, &whole), metrics(&scratch, &killed), "{stage}{more}");
+        killed_and_resumed(&scratch, |out| line(stage, out, &longer), forget);
     }
 }
 

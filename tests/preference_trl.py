@@ -1,4 +1,5 @@
-"""One optimizer step of every offline algorithm beside TRL 1.16.0: the loss and the norm of the gradient must agree.
+"""One optimizer step of every offline algorithm and of distillation beside TRL 1.16.0: the loss and the norm of the gradient
+must agree.
 
     pip install torch==2.11.0 transformers==5.23.0 trl==1.16.0 accelerate==1.15.0 datasets==5.2.0 tokenizers
     python tests/preference_trl.py target/release/colossal-chat
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -22,6 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.gkd import GKDTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 TOLERANCE = 1e-4
@@ -60,7 +63,18 @@ CASES = [
     ("cpo", "cpo", [], "cpo", {"beta": 0.1, "cpo_alpha": 1.0, "loss_type": "sigmoid"}),
     ("simpo", "simpo", ["simpo.beta=2.0", "simpo.gamma=1.0"], "cpo",
      {"beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0, "loss_type": "simpo"}),
+    ("distill, forward", "distill", [], "gkd", {"beta": 0.0}),
+    ("distill, reverse", "distill", ["distill.divergence=reverse_kl"], "gkd", {"beta": 1.0}),
+    ("distill, jsd", "distill", ["distill.divergence=jsd", "distill.beta=0.3"], "gkd", {"beta": 0.3}),
 ]
+
+
+# The files of rows and the second models of our stages.
+ROWS = {"kto": "unpaired", "distill": "demonstrations"}
+OTHER_MODEL = {
+    "dpo": '[reference]\nmodel = "{folder}/reference"\n', "kto": '[reference]\nmodel = "{folder}/reference"\n',
+    "distill": '[distill]\nteacher = "{folder}/reference"\n',
+}
 
 
 def word(number):
@@ -112,7 +126,7 @@ out = "{out}"
 [model]
 path = "{folder}/policy"
 [data]
-train = "{folder}/{'unpaired' if stage == 'kto' else 'pairs'}.jsonl"
+train = "{folder}/{ROWS.get(stage, 'pairs')}.jsonl"
 shuffle = false
 cache = ""
 [train]
@@ -121,7 +135,7 @@ micro_batch_size = 4
 gradient_accumulation_steps = 2
 lr = 1e-4
 max_grad_norm = 1e9
-""" + (f'[reference]\nmodel = "{folder}/reference"\n' if stage in ("dpo", "kto") else ""))
+""" + OTHER_MODEL.get(stage, "").format(folder=folder))
     sets = [word for setting in settings for word in ("--set", setting)]
     done = subprocess.run([binary, stage, "--config", folder / "run.toml", *sets], capture_output=True, text=True)
     if done.returncode:
@@ -164,6 +178,25 @@ def trl(folder, tokenizer, kind, settings, pairs):
     return row["loss"], row["grad_norm"]
 
 
+def gkd(folder, beta, pairs):
+    """The loss of TRL's trainer on a padded batch. Its collator reads conversations, so the batch is made here."""
+    load = lambda name: LlamaForCausalLM.from_pretrained(folder / name, dtype=torch.float32)
+    student, teacher = load("policy"), load("reference")
+    ids = [pair["prompt"] + pair["chosen"] for pair in pairs]
+    labels = [[-100] * len(pair["prompt"]) + pair["chosen"] for pair in pairs]
+    padded = lambda rows, value: torch.tensor([row + [value] * (max(map(len, ids)) - len(row)) for row in rows])
+    inputs = {
+        "input_ids": padded(ids, PADDING), "labels": padded(labels, -100),
+        "attention_mask": padded([[1] * len(row) for row in ids], 0),
+    }
+    trainer = SimpleNamespace(
+        teacher_model=teacher, beta=beta, generalized_jsd_loss=GKDTrainer.generalized_jsd_loss)
+    loss = GKDTrainer.compute_loss(trainer, student, inputs)
+    loss.backward()
+    norm = torch.sqrt(sum(parameter.grad.square().sum() for parameter in student.parameters()))
+    return loss.item(), norm.item()
+
+
 def main():
     binary = Path(sys.argv[1]).resolve()
     bad = 0
@@ -177,8 +210,12 @@ def main():
         } for p in pairs))
         write("unpaired.jsonl", (
             {**row, "prompt": words(row["prompt"]), "completion": words(row["completion"])} for row in unpaired(pairs)))
+        write("demonstrations.jsonl", ({
+            "input_ids": p["prompt"] + p["chosen"], "labels": [-100] * len(p["prompt"]) + p["chosen"],
+        } for p in pairs))
         for name, stage, settings, kind, theirs in CASES:
-            mine, other = ours(binary, folder, stage, settings), trl(folder, tokenizer, kind, theirs, pairs)
+            mine = ours(binary, folder, stage, settings)
+            other = gkd(folder, theirs["beta"], pairs) if kind == "gkd" else trl(folder, tokenizer, kind, theirs, pairs)
             errors = [abs(left - right) / max(1, abs(right)) for left, right in zip(mine, other)]
             good = max(errors) <= TOLERANCE
             bad += not good

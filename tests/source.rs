@@ -70,6 +70,45 @@ fn tensors_are_placed_on_purpose() {
     }
 }
 
+/// Files that name a stage although they are not its own.
+const STAGES_NAMED: [(&str, &str); 5] = [
+    ("chat/src/command/eval/judge/reward.rs", "reads the section [ppo] of a saved file"),
+    ("chat/src/config.rs", "lists the sections of algorithms, which have the names of their stages"),
+    ("chat/src/config/no_effect.rs", "reads the sections of algorithms"),
+    ("chat/src/config/section.rs", "has the parts of a pipeline that names none"),
+    ("chat/src/report.rs", "compares the stages of the demo"),
+];
+
+/// A stage is one file: what others know of it they read there.
+#[test]
+fn a_stage_is_named_in_its_own_file_alone() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let stages = root.join("chat/src/stage");
+    let stage = |file: &PathBuf| {
+        let text = std::fs::read_to_string(file).unwrap();
+        text.contains("static STAGE: Stage").then(|| file.file_stem().unwrap().to_str().unwrap().to_owned())
+    };
+    let own: Vec<PathBuf> = sources(&stages).into_iter().filter(|file| stage(file).is_some()).collect();
+    // `base` is also the name of a section, which the pipeline reads.
+    let names: Vec<String> = own.iter().filter_map(stage).filter(|name| name != "base").collect();
+    assert!(names.len() >= 9, "{names:?}");
+    let mut used = Vec::new();
+    for file in ["chat", "tui"].iter().flat_map(|name| sources(&root.join(name).join("src"))) {
+        let path = file.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+        let is_test = path.ends_with("tests.rs") || path.contains("/tests/");
+        let text = std::fs::read_to_string(&file).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let named = names.iter().find(|name| code.contains(&format!("\"{name}\"")));
+        let Some(name) = named.filter(|_| !is_test && !own.contains(&file)) else { continue };
+        let is_allowed = STAGES_NAMED.iter().any(|(allowed, _)| *allowed == path);
+        assert!(is_allowed, "{path} names the stage {name:?}: let the stage say what this file needs");
+        used.push(path);
+    }
+    for (allowed, reason) in STAGES_NAMED {
+        assert!(used.iter().any(|path| path == allowed), "{allowed} ({reason}) needs no exception any more");
+    }
+}
+
 /// What a comment begins with, or holds, that leaves its noun to the reader.
 const RIDDLES: [&str; 4] = ["That of ", "Those of ", "of so many", "stands for this one"];
 

@@ -50,6 +50,9 @@ mod doctor;
 // Learning from given completions: meshes, budgets, resuming, references.
 mod offline;
 
+// Learning from a teacher.
+mod distill;
+
 // Training through the binary: a pipeline, resuming, Ctrl-C, and what goes wrong.
 mod training;
 

@@ -2,8 +2,8 @@
 //!
 //! The common sections (`[model] [tokenizer] [data] [train] [checkpoint] [log] [eval]`) apply to every stage,
 //! and a section of an algorithm to the stages that read it. `[stage.NAME.SECTION]` overrides them key by key
-//! for the stage NAME alone, and `--set` overrides both. The precedence is: `--set` > `[stage.NAME.*]` >
-//! common sections > defaults. Only `pipeline` reads `[pipeline] [synth] [base]`. An unknown key, a wrong
+//! for the stage NAME alone, and `--set` overrides both. `preset` names the conventions of another program. The
+//! precedence is: `--set` > `[stage.NAME.*]` > common sections > preset > defaults. Only `pipeline` reads `[pipeline] [synth] [base]`. An unknown key, a wrong
 //! type, a value out of bounds and a key without effect are reported before anything is loaded. The resolved
 //! configuration is saved with the run and reads back as the same configuration. This module runs no command.
 
@@ -12,7 +12,9 @@ pub(crate) mod error;
 mod finding;
 mod location;
 mod no_effect;
+mod origins;
 mod paths;
+pub(crate) mod preset;
 mod read;
 pub(crate) mod section;
 pub(crate) mod stage;
@@ -25,7 +27,8 @@ use std::path::{Path, PathBuf};
 use datasets::synth::SynthOptions;
 use gemini::{GeminiConfig, TrainConfig};
 use rlhf::config::{
-    CpoConfig, DpoConfig, KtoConfig, OldLogprobs, OrpoConfig, PpoConfig, RewardConfig, SimpoConfig,
+    CpoConfig, DistillConfig, DpoConfig, KtoConfig, OldLogprobs, OrpoConfig, PpoConfig, RewardConfig,
+    SimpoConfig,
 };
 use rlhf::loss::preference::PreferenceLoss;
 use serde::{Deserialize, Serialize};
@@ -34,6 +37,7 @@ pub(crate) use device::DeviceSetting;
 pub(crate) use error::ConfigError;
 use finding::PipelineFindings;
 use no_effect::HELD_OUT;
+use origins::Origins;
 use section::{
     BaseSection, CheckpointSection, DataSection, Dtype, EvalSection, LogSection, ModelSection,
     ParallelSection, PipelineSection, PipelineStep, ReferenceSection, SequenceMode, TensorMode,
@@ -89,14 +93,19 @@ pub(crate) struct RunConfig {
     pub(crate) simpo: SimpoConfig,
     /// Settings specific to CPO.
     pub(crate) cpo: CpoConfig,
+    /// Settings specific to distillation.
+    pub(crate) distill: DistillConfig,
     /// What the pipeline gives its base stage.
     #[serde(skip)]
     pub(crate) base: NewModel,
+    /// Where the values come from.
+    #[serde(skip)]
+    pub(crate) origins: Origins,
 }
 
 /// The sections of algorithms, which stages read them, and what refuses their values. A stage names the
 /// sections that it reads.
-pub(crate) const ALGORITHM_SECTIONS: [(&str, &str, SectionCheck); 8] = [
+pub(crate) const ALGORITHM_SECTIONS: [(&str, &str, SectionCheck); 9] = [
     ("reward", "[reward] is read by rm", |_| Ok(())),
     ("ppo", "[ppo] is read by ppo", |config| config.ppo.check()),
     ("reference", "[reference] is read by dpo and kto", |_| Ok(())),
@@ -105,6 +114,7 @@ pub(crate) const ALGORITHM_SECTIONS: [(&str, &str, SectionCheck); 8] = [
     ("orpo", "[orpo] is read by orpo", |config| config.orpo.check()),
     ("simpo", "[simpo] is read by simpo", |config| config.simpo.check()),
     ("cpo", "[cpo] is read by cpo", |config| config.cpo.check()),
+    ("distill", "[distill] is read by distill", |config| config.distill.check()),
 ];
 
 /// Refuses the values of a section.
@@ -174,6 +184,8 @@ pub(crate) struct PipelineConfig {
     pub(crate) stages: BTreeMap<&'static str, RunConfig>,
     /// Keys of the file that have no effect.
     pub(crate) warnings: Vec<String>,
+    /// Where the values of the common sections come from.
+    origins: Origins,
 }
 
 /// Reads the configuration of `stage` from the file `path`, applies the `--set` arguments, and checks the
@@ -204,7 +216,8 @@ pub(crate) fn pipeline_from_text(
     sets: &[String],
     schemas: &[&'static StageSchema],
 ) -> Result<PipelineConfig, ConfigError> {
-    let tree = apply_overrides(tree::parse(text, path)?, sets.iter())?;
+    let mut tree = apply_overrides(tree::parse(text, path)?, sets.iter())?;
+    let preset = preset::take(&mut tree)?;
     let (file, common) = read_file_sections(&tree, schemas)?;
     let steps = pipeline_steps(&tree, &file.pipeline, schemas)?;
 
@@ -213,11 +226,9 @@ pub(crate) fn pipeline_from_text(
     let mut told = PipelineFindings::default();
     for &stage in schemas {
         // Apply `--set` again after the tables of the stage, because `--set` overrides everything.
-        let common = sets
-            .iter()
-            .filter(|set| !PIPELINE_ONLY_SECTIONS.iter().any(|part| set.starts_with(&format!("{part}."))));
-        let stage_tree = apply_overrides(stage_sections(tree.clone(), stage), common)?;
-        let config: RunConfig = read::read(&stage_tree)?;
+        let common = sets.iter().filter(|set| is_of_stages(set));
+        let stage_tree = apply_overrides(stage_sections(&preset, tree.clone(), stage), common)?;
+        let config = read_stage(&stage_tree)?;
         config.check_bounds(stage).map_err(|error| error.placed(&stage_tree))?;
         if steps.contains(&PipelineStep::Stage(stage.name)) {
             told.warnings.extend(finding::check_warmup(&stage_tree, &config, stage, is_saved)?);
@@ -252,6 +263,7 @@ pub(crate) fn pipeline_from_text(
         tokenizer: common.tokenizer,
         stages,
         warnings,
+        origins: Origins::of(&tree),
     })
 }
 
@@ -262,17 +274,17 @@ fn from_text(
     stage: &'static StageSchema,
     stages: &[&'static StageSchema],
 ) -> Result<Loaded<RunConfig>, ConfigError> {
-    let (for_pipeline, for_stage): (Vec<&String>, Vec<&String>) = sets.iter().partition(|set| {
-        PIPELINE_ONLY_SECTIONS.iter().any(|section| set.starts_with(&format!("{section}.")))
-    });
-    let tree = apply_overrides(tree::parse(text, path)?, for_pipeline.into_iter())?;
+    let (for_stage, for_pipeline): (Vec<&String>, Vec<&String>) =
+        sets.iter().partition(|set| is_of_stages(set));
+    let mut tree = apply_overrides(tree::parse(text, path)?, for_pipeline.into_iter())?;
+    let preset = preset::take(&mut tree)?;
     // The full file is read, so that a mistake in a section of another stage is reported now and not hours
     // later.
     let (file, _) = read_file_sections(&tree, stages)?;
     pipeline_steps(&tree, &file.pipeline, stages)?;
     let is_pipeline_file = tree.contains_key("pipeline") || tree.contains_key("stage");
-    let tree = apply_overrides(stage_sections(tree, stage), for_stage.into_iter())?;
-    let config: RunConfig = read::read(&tree)?;
+    let tree = apply_overrides(stage_sections(&preset, tree, stage), for_stage.into_iter())?;
+    let config = read_stage(&tree)?;
     config.check(stage).map_err(|error| error.placed(&tree))?;
     let is_saved = folder::is_configuration_of(Some(path), &config.out);
     let mut warnings = finding::check_warmup(&tree, &config, stage, is_saved)?;
@@ -298,7 +310,8 @@ fn read_file_sections(
         let sections = tree.iter().filter(|(key, _)| is_of_pipeline(key) == wanted);
         sections.map(|(key, entry)| (key.clone(), entry.clone())).collect()
     });
-    let common = read::read(&common).map_err(|error| error.with_sections(&PIPELINE_ONLY_SECTIONS))?;
+    let common = read::read(&common)
+        .map_err(|error| error.with_sections(&[&PIPELINE_ONLY_SECTIONS[..], &[preset::KEY]].concat()))?;
     let file = read::read(&of_pipeline)?;
     check_stage_tables(tree, stages)?;
     Ok((file, common))
@@ -313,14 +326,30 @@ fn apply_overrides<'a>(tree: Tree, mut sets: impl Iterator<Item = &'a String>) -
     paths::expand_home(sets.try_fold(tree, |tree, set| tree::set(tree, set))?)
 }
 
-/// Returns the common sections overridden by the sections of `stage`, without any other section.
-fn stage_sections(mut tree: Tree, stage: &StageSchema) -> Tree {
-    let own = tree::find(&tree, &format!("stage.{}", stage.name)).map(|entry| entry.node.clone());
-    tree.retain(|key, _| !PIPELINE_ONLY_SECTIONS.contains(&key.as_str()));
-    match own {
-        Some(Node::Table(own)) => tree::merge(tree, own),
-        _ => tree,
-    }
+/// Whether a `--set` argument sets a key of stages: not the preset, and no key that only `pipeline` reads.
+fn is_of_stages(set: &str) -> bool {
+    let key = set.split('=').next().unwrap_or_default().trim();
+    let is_of_pipeline = PIPELINE_ONLY_SECTIONS.iter().any(|section| key.starts_with(&format!("{section}.")));
+    key != preset::KEY && !is_of_pipeline
+}
+
+/// Returns the sections of a file for `stage`: those of the preset, overridden by those of the file. In each of
+/// them the table of the stage overrides the common sections. No other section is left.
+fn stage_sections(preset: &Tree, file: Tree, stage: &StageSchema) -> Tree {
+    let of_stage = |mut tree: Tree| {
+        let own = tree::find(&tree, &format!("stage.{}", stage.name)).map(|entry| entry.node.clone());
+        tree.retain(|key, _| !PIPELINE_ONLY_SECTIONS.contains(&key.as_str()));
+        match own {
+            Some(Node::Table(own)) => tree::merge(tree, own),
+            _ => tree,
+        }
+    };
+    tree::merge(of_stage(preset.clone()), of_stage(file))
+}
+
+/// Reads the configuration of a stage from its sections.
+fn read_stage(tree: &Tree) -> Result<RunConfig, ConfigError> {
+    Ok(RunConfig { origins: Origins::of(tree), ..read::read(tree)? })
 }
 
 /// Refuses `[stage.NAME]` tables of no stage, and keys in them that the stage does not read. Unlike a key of
@@ -473,6 +502,7 @@ impl RunConfig {
             ("ppo.reference_model", &self.ppo.reference_model),
             ("ppo.critic_model", &self.ppo.critic_model),
             ("reference.model", &self.reference.model),
+            ("distill.teacher", &self.distill.teacher),
         ];
         let names = optional.into_iter().filter_map(|(key, name)| Some((key, name.as_ref()?)));
         for (key, name) in names.chain(self.ppo.reward_model.0.iter().map(|name| ("ppo.reward_model", name)))
@@ -518,6 +548,11 @@ impl RunConfig {
         let ignored = self.ignored_keys(stage).into_iter().filter(|(key, _)| !is_kept(key));
         ignored.for_each(|(key, _)| finding::remove(&mut table, key));
         toml::to_string(&table)
+    }
+
+    /// The same, with the origin of every value that is no default as a comment.
+    pub(crate) fn to_annotated_toml(&self, stage: &StageSchema) -> Result<String, toml::ser::Error> {
+        Ok(self.origins.annotate(&self.to_toml(stage)?))
     }
 }
 
@@ -665,6 +700,15 @@ impl PipelineConfig {
 
         table.insert("stage".into(), toml::Value::Table(stages));
         Ok(toml::to_string(&table)?)
+    }
+
+    /// The same, with the origin of every value that is no default as a comment.
+    pub(crate) fn to_annotated_toml(&self, schemas: &[&'static StageSchema]) -> anyhow::Result<String> {
+        let mut origins = self.origins.clone();
+        for (name, config) in &self.stages {
+            origins.extend(&format!("stage.{name}."), &config.origins);
+        }
+        Ok(origins.annotate(&self.to_toml(schemas)?))
     }
 }
 

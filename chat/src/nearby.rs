@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use std::fs::{self, DirEntry};
 use std::path::{Path, PathBuf};
 
-use datasets::{Demonstration, Layout, Preference, Prompt, Record, TableReader};
+use datasets::{Demonstration, Layout, Preference, Prompt, Record, TableReader, Unpaired};
 use models::config::Config;
 use parallel::regular_file;
 
-use crate::stage;
-use crate::{folder, own_folder};
+use crate::stage::definition::RowKind;
+use crate::{folder, own_folder, stage};
 
 /// How many folders below the first one are searched.
 const DEPTH: usize = 3;
@@ -72,28 +72,30 @@ pub(crate) struct RowFile {
 }
 
 impl RowFile {
-    /// Whether rows of type `R` can be read from the file.
-    pub(crate) fn holds<R: Record>(&self) -> bool {
-        R::LAYOUTS.contains(&self.layout)
-    }
-
     /// Whether the name says that the rows are there to measure with.
     pub(crate) fn is_held_out(&self) -> bool {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         ["heldout", "held_out", "held-out", "eval", "valid", "test"].iter().any(|word| name.contains(word))
     }
 
-    /// The stage that such rows are made for.
-    pub(crate) fn stage(&self) -> Option<&'static str> {
-        if self.holds::<Demonstration>() {
-            Some("sft")
-        } else if self.holds::<Preference>() {
-            Some("rm")
-        } else if self.holds::<Prompt>() {
-            Some("ppo")
-        } else {
-            None
-        }
+    /// What a stage can learn from the rows.
+    pub(crate) fn kind(&self) -> Option<RowKind> {
+        kind_of(self.layout)
+    }
+}
+
+/// What a stage can learn from rows of a layout.
+pub(crate) fn kind_of(layout: Layout) -> Option<RowKind> {
+    if Demonstration::LAYOUTS.contains(&layout) {
+        Some(RowKind::Demonstrations)
+    } else if Preference::LAYOUTS.contains(&layout) {
+        Some(RowKind::Pairs)
+    } else if Unpaired::LAYOUTS.contains(&layout) {
+        Some(RowKind::Rated)
+    } else if Prompt::LAYOUTS.contains(&layout) {
+        Some(RowKind::Prompts)
+    } else {
+        None
     }
 }
 
@@ -264,7 +266,8 @@ mod tests {
         let found = Nearby::search(folder.path());
         let files = names(folder.path(), found.files.iter().map(|file| &file.path));
         assert_eq!(files, ["chats.jsonl", "pairs.jsonl"]);
-        assert_eq!(found.files.iter().map(RowFile::stage).collect::<Vec<_>>(), [Some("sft"), Some("rm")]);
+        let kinds: Vec<_> = found.files.iter().map(RowFile::kind).collect();
+        assert_eq!(kinds, [Some(RowKind::Demonstrations), Some(RowKind::Pairs)]);
         assert_eq!(names(folder.path(), found.models.iter().map(|model| &model.path)), ["base"]);
         let runs =
             |found: &Nearby| found.runs.iter().map(|run| (run.name, run.is_finished)).collect::<Vec<_>>();

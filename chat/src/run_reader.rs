@@ -206,10 +206,12 @@ impl RunReader {
         let plan = plan.unwrap_or_default();
         let stage = self.run.stage.clone().or_else(|| plan["stage"].as_str().map(str::to_owned));
         let stage = stage.unwrap_or_default();
-        let unit = stage::find(&stage).map_or("step", |stage| stage.schema.units.step);
+        let known = stage::find(&stage);
         RunFacts {
             name: self.out.display().to_string(),
-            unit: unit.to_owned(),
+            charts: known.map_or(&[], |stage| stage.charts),
+            has_samples: known.is_some_and(|stage| stage.schema.has_rollouts),
+            unit: known.map_or("step", |stage| stage.schema.units.step).to_owned(),
             total_steps: self.run.total_steps.or_else(|| plan["steps"].as_u64()),
             status,
             takes_requests: self.run.id.is_some(),

@@ -5,6 +5,7 @@ mod chunk_uses;
 pub(crate) mod context;
 mod cpo;
 pub(crate) mod definition;
+mod distill;
 mod dpo;
 pub(crate) mod fit;
 mod kto;
@@ -24,13 +25,15 @@ mod step_time;
 pub(crate) mod tasks;
 
 pub(crate) use definition::Stage;
+use definition::{InitStage, RowKind};
 
 use crate::config::StageSchema;
 
 /// Every stage, in the order of a pipeline.
-pub(crate) static ALL: [&Stage; 9] = [
+pub(crate) static ALL: [&Stage; 10] = [
     &base::STAGE,
     &sft::STAGE,
+    &distill::STAGE,
     &rm::STAGE,
     &dpo::STAGE,
     &kto::STAGE,
@@ -43,6 +46,21 @@ pub(crate) static ALL: [&Stage; 9] = [
 /// Returns what the configuration knows of every stage.
 pub(crate) fn schemas() -> Vec<&'static StageSchema> {
     ALL.iter().map(|stage| &stage.schema).collect()
+}
+
+/// The stages that `init` writes a run file for.
+pub(crate) fn with_init() -> impl Iterator<Item = InitStage> {
+    ALL.into_iter().filter_map(|stage| Some(InitStage { stage, init: stage.init.as_ref()? }))
+}
+
+/// The first stage that learns from such rows.
+pub(crate) fn for_rows(rows: RowKind) -> Option<InitStage> {
+    with_init().find(|stage| stage.init.rows == rows)
+}
+
+/// Whether a stage trains a reward model, which answers no tasks.
+pub(crate) fn trains_reward_model(name: &str) -> bool {
+    find(name).is_some_and(|stage| !stage.schema.reads("eval.tasks"))
 }
 
 /// Returns the stage of the given name.

@@ -81,6 +81,9 @@ impl Status {
     }
 }
 
+/// The charts of a stage: each with a title, and the metrics that share it.
+pub type Charts = &'static [(&'static str, &'static [&'static str])];
+
 /// What is known of a run besides its rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunFacts {
@@ -88,6 +91,10 @@ pub struct RunFacts {
     pub name: String,
     /// The stage, such as `ppo`.
     pub stage: String,
+    /// The charts of the stage, the most important first.
+    pub charts: Charts,
+    /// Whether the stage generates samples.
+    pub has_samples: bool,
     /// What one step is called, such as `iteration`.
     pub unit: String,
     /// The number of steps of the whole run, if it is known.

@@ -11,7 +11,7 @@ use parallel::launch;
 
 use super::within;
 use crate::config::DeviceSetting;
-use crate::stage::definition::CommandHelp;
+use crate::stage::definition::{CommandHelp, InitStage};
 use crate::stage::{self, Stage};
 
 /// The subcommand of a stage. There is one for each stage of [`stage::ALL`] that has one.
@@ -184,7 +184,7 @@ pub(crate) struct InitArgs {
     #[arg(long)]
     pub(crate) yes: bool,
     /// What to train.
-    #[arg(long, value_name = "STAGE", value_enum)]
+    #[arg(long, value_name = "STAGE", value_parser = goal_parser())]
     pub(crate) stage: Option<Goal>,
     /// The model to start from: a folder, or a hub name `owner/name[@revision]`.
     #[arg(long, value_name = "DIR")]
@@ -192,13 +192,16 @@ pub(crate) struct InitArgs {
     /// The reward model of PPO.
     #[arg(long, value_name = "DIR")]
     pub(crate) reward_model: Option<String>,
-    /// Demonstrations for SFT; may be given again and again.
+    /// The teacher of a distillation.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) teacher: Option<String>,
+    /// Demonstrations; may be given again and again.
     #[arg(long, value_name = "FILE")]
     pub(crate) data: Vec<String>,
-    /// Pairs of a better and a worse answer for the reward model; may be given again and again.
+    /// Pairs of a better and a worse answer, or answers with a label; may be given again and again.
     #[arg(long, value_name = "FILE")]
     pub(crate) preferences: Vec<String>,
-    /// Prompts for PPO; may be given again and again.
+    /// Prompts; may be given again and again.
     #[arg(long, value_name = "FILE")]
     pub(crate) prompts: Vec<String>,
     /// How long to train.
@@ -207,16 +210,70 @@ pub(crate) struct InitArgs {
 }
 
 /// What `init` writes a run file for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Goal {
-    /// Teach a model to answer by example.
-    Sft,
-    /// Train a reward model on pairs of answers.
-    Rm,
-    /// Improve a model by its rewards.
-    Ppo,
-    /// All three, one after the other.
+    /// A stage.
+    Stage(InitStage),
+    /// Several stages, one after the other.
     All,
+}
+
+impl Goal {
+    /// Every goal, in the order of a pipeline.
+    pub(crate) fn every() -> impl Iterator<Item = Self> {
+        stage::with_init().map(Self::Stage).chain([Self::All])
+    }
+
+    /// The goal of the given name.
+    pub(crate) fn find(name: &str) -> Option<Self> {
+        Self::every().find(|goal| goal.name() == name)
+    }
+
+    /// Its name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Stage(stage) => stage.name(),
+            Self::All => "all",
+        }
+    }
+
+    /// What is trained.
+    pub(crate) fn title(self) -> String {
+        match self {
+            Self::Stage(stage) => stage.stage.command.as_ref().map_or("", |help| help.about).to_owned(),
+            Self::All => {
+                let names: Vec<&str> = self.stages().iter().map(|stage| stage.name()).collect();
+                format!("{}, one after the other", names.join(", "))
+            }
+        }
+    }
+
+    /// The stages that run, in this order.
+    pub(crate) fn stages(self) -> Vec<InitStage> {
+        match self {
+            Self::Stage(stage) => vec![stage],
+            Self::All => stage::with_init().filter(|stage| stage.init.is_in_all).collect(),
+        }
+    }
+
+    /// Whether several stages run.
+    pub(crate) fn is_all(self) -> bool {
+        matches!(self, Self::All)
+    }
+
+    /// The command that reads the run file.
+    pub(crate) fn command(self) -> &'static str {
+        match self {
+            Self::Stage(stage) => stage.name(),
+            Self::All => "pipeline",
+        }
+    }
+}
+
+/// Parses the name of a goal.
+fn goal_parser() -> impl TypedValueParser<Value = Goal> {
+    let names = Goal::every().map(|goal| PossibleValue::new(goal.name()).help(goal.title()));
+    PossibleValuesParser::new(names).map(|name| Goal::find(&name).expect("only names of goals are possible"))
 }
 
 /// How long the run of `init` is.

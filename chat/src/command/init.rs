@@ -11,7 +11,7 @@ mod run_file;
 
 use std::path::{Path, PathBuf};
 
-use crate::args::{Goal, InitArgs};
+use crate::args::InitArgs;
 use crate::config::ConfigError;
 use crate::console::print;
 use crate::machine_speed::{Machine, MachineSpeed};
@@ -37,18 +37,8 @@ pub(crate) fn run(arguments: &InitArgs) -> anyhow::Result<()> {
     Ok(print(&next_steps(&answers))?)
 }
 
-/// The command that runs the file.
-fn command(goal: Goal) -> &'static str {
-    match goal {
-        Goal::Sft => "sft",
-        Goal::Rm => "rm",
-        Goal::Ppo => "ppo",
-        Goal::All => "pipeline",
-    }
-}
-
 fn next_steps(answers: &Answers) -> String {
-    let start = format!("colossal-chat {} --config {}", command(answers.goal), quote(&answers.out));
+    let start = format!("colossal-chat {} --config {}", answers.goal.command(), quote(&answers.out));
     format!(
         "{} is written: read it, its comments say what each key does. Next:\n  {start} --dry-run\n  {start}",
         answers.out.display()

@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &TrainArgs, threads: Option<usize>) -> anyhow::Resu
         check_folder(&config, Some(&arguments.config), arguments.resume)?;
         report_new(&config, arguments.resume);
         preflight(&config, arguments.resume, &mesh)?;
-        return crate::console::print(&config.to_toml(&stage::schemas())?).map_err(Into::into);
+        return crate::console::print(&config.to_annotated_toml(&stage::schemas())?).map_err(Into::into);
     }
 
     let command = format!("colossal-chat pipeline --config {}", arguments.config.display());
@@ -284,6 +284,7 @@ fn create_and_lock(config: &PipelineConfig, run_file: Option<&Path>, resume: boo
             return Ok(());
         }
     }
+    let text = config.to_annotated_toml(&stage::schemas())?;
     Ok(own_file::write(&saved, text.as_bytes())?)
 }
 

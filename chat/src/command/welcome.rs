@@ -10,6 +10,8 @@ use tui::text::single_line;
 use crate::console::print;
 use crate::nearby::{Model, Nearby, RowFile, Run};
 use crate::shell::quote;
+use crate::stage;
+use crate::stage::definition::InitStage;
 
 /// How many entries of one kind are listed.
 const LISTED: usize = 5;
@@ -75,36 +77,38 @@ fn run_lines(run: &Run) -> String {
         );
     }
     let watch = format!("colossal-chat watch {path}");
-    let uses = if run.name == "rm" { next_ppo(&path) } else { format!("colossal-chat chat --model {path}") };
+    let uses = if stage::trains_reward_model(run.name) {
+        next_of_reward_model(&path)
+    } else {
+        format!("colossal-chat chat --model {path}")
+    };
     entry(&format!("{name}, finished)"), &[uses, watch])
 }
 
 fn model_lines(model: &Model) -> String {
     let (path, name) = (quote(&model.path), model.path.display());
     if model.is_reward_model {
-        return entry(&format!("{name} (a reward model)"), &[next_ppo(&path)]);
+        return entry(&format!("{name} (a reward model)"), &[next_of_reward_model(&path)]);
     }
     entry(&name.to_string(), &[format!("colossal-chat chat --model {path}")])
 }
 
 /// The command that goes on from a reward model.
-fn next_ppo(path: &str) -> String {
-    format!("colossal-chat init --stage ppo --reward-model {path}")
+fn next_of_reward_model(path: &str) -> String {
+    let reads = |stage: InitStage| {
+        let other = stage.init.other_model.as_ref().filter(|other| other.is_reward_model)?;
+        Some(format!("colossal-chat init --stage {} {} {path}", stage.name(), other.flag))
+    };
+    stage::with_init().find_map(reads).unwrap_or_default()
 }
 
 fn file_lines(file: &RowFile) -> String {
     let (path, name) = (quote(&file.path), file.path.display());
-    let (flag, stage) = match file.stage() {
-        Some("sft") => ("--data", "sft"),
-        Some("rm") => ("--preferences", "rm"),
-        Some("ppo") => ("--prompts", "ppo"),
-        _ => {
-            return entry(
-                &format!("{name} ({})", file.layout),
-                &[format!("colossal-chat data check {path}")],
-            );
-        }
+    let Some(stage) = file.kind().and_then(stage::for_rows) else {
+        let check = format!("colossal-chat data check {path}");
+        return entry(&format!("{name} ({})", file.layout), &[check]);
     };
+    let (flag, stage) = (stage.init.rows.flag(), stage.name());
     let what = format!("{name} ({}, rows for {stage})", file.layout);
     entry(&what, &[format!("colossal-chat init --stage {stage} {flag} {path}")])
 }

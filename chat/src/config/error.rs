@@ -174,14 +174,14 @@ pub(crate) enum ConfigError {
         /// What is wrong with the checkpoint as that rank sees it.
         problem: String,
     },
-    /// The models of PPO have different tokenizers.
+    /// The models of a stage have different tokenizers.
     #[error(
-        "{}: the {role} model has another tokenizer than the policy: {difference}; all models of PPO are \
-         shown the same ids, so train it from the same base as the policy",
+        "{}: the {role} model has another tokenizer than the model in training: {difference}; all models of a \
+         stage are shown the same ids, so take one of the same base",
         folder.display()
     )]
     Tokenizers {
-        /// The role of the model that differs from the policy.
+        /// The role of the model that differs from the trained one.
         role: &'static str,
         /// The folder of that model.
         folder: PathBuf,

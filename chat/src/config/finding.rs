@@ -3,7 +3,7 @@
 //! ```text
 //!   written by --set, or beside a key of the same rank that excludes it   refused
 //!   written in the file                                                   told, in one line each
-//!   at its default, or in the file that the run itself has saved          nothing
+//!   at its default, in a preset, or in the file that the run has saved    nothing
 //! ```
 //! A key of a common section may be meant for another stage. In a file for several stages it is told only if
 //! no stage uses it, and a value that a table of a stage or `--set` overrides is no mistake. Which keys these
@@ -62,6 +62,9 @@ pub(super) fn findings(
         }
 
         let origin = set_below(&entry.node).unwrap_or_else(|| entry.origin.clone());
+        if matches!(origin.location, SourceLocation::Preset(_)) {
+            continue;
+        }
         let is_set = matches!(origin.location, SourceLocation::Set(_));
         let is_excluded = !is_saved
             && EXCLUDED_BY.iter().any(|(excluded, by)| {
@@ -192,11 +195,13 @@ pub(super) fn by_parts(tree: &Tree, steps: &[PipelineStep], is_set: impl Fn(&str
     found.collect()
 }
 
-/// How much an origin prevails over others: `--set` over the table of a stage over a common section.
+/// How much an origin prevails over others: `--set` over the table of a stage over a common section over a
+/// preset.
 fn rank(origin: &Origin) -> u8 {
     match origin.location {
-        SourceLocation::Set(_) => 2,
-        SourceLocation::File(..) => u8::from(origin.key.starts_with("stage.")),
+        SourceLocation::Set(_) => 3,
+        SourceLocation::File(..) => 1 + u8::from(origin.key.starts_with("stage.")),
+        SourceLocation::Preset(_) => 0,
     }
 }
 

@@ -2,9 +2,11 @@
 //! that a stage never reads are in its [`StageSchema`]. [`super::finding`] decides what becomes of a key
 //! that the user has written all the same.
 
+use gemini::config::Scheduler;
 use gemini::placement::PlacementPolicy;
 use parallel::pipeline::ScheduleKind;
-use rlhf::config::DpoConfig;
+use rlhf::config::{AdvantageEstimator, DpoConfig};
+use rlhf::distill::DivergenceKind;
 use rlhf::loss::preference::{DpoLoss, FDivergence};
 
 use super::section::{ParallelSection, SequenceMode};
@@ -47,7 +49,16 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
     if stage.reads("dpo") {
         keys.extend(by_dpo(&config.dpo));
     }
+    if stage.reads("distill") && config.distill.divergence != DivergenceKind::Jsd {
+        keys.push(("distill.beta", "only divergence = \"jsd\" weighs two divergences"));
+    }
 
+    if config.train.warmup_steps > 0 {
+        keys.push(("train.warmup_ratio", "[train] warmup_steps says how many steps warm up"));
+    }
+    if config.train.scheduler == Scheduler::Constant {
+        keys.push(("train.min_lr_ratio", "scheduler = \"constant\" does not decay"));
+    }
     if config.train.steps.is_some() {
         keys.push(("train.epochs", "[train] steps is the length of the run: leave one of the two out"));
     }
@@ -59,6 +70,8 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
         let names = [
             "train.scheduler",
             "train.warmup_steps",
+            "train.warmup_ratio",
+            "train.min_lr_ratio",
             "train.betas",
             "train.eps",
             "train.weight_decay",
@@ -175,10 +188,23 @@ fn by_ppo(config: &RunConfig) -> Vec<IgnoredKey> {
             "one mini-batch holds all replies of a rollout, in the order of the prompts",
         ));
     }
+    if ppo.advantage_estimator != AdvantageEstimator::Grpo {
+        keys.push(("ppo.advantage_epsilon", "only advantage_estimator = \"grpo\" divides by a deviation"));
+    }
+    if has_critic(config) && !ppo.whiten_advantages && !ppo.whiten_rewards {
+        let reason = "neither advantages nor rewards are whitened";
+        keys.extend([("ppo.whiten_variance", reason), ("ppo.whiten_epsilon", reason)]);
+    }
     // The first step of a rollout has the weights that the rollout had.
     if ppo.epochs == 1 && has_one_mini_batch {
         let reason = "with one optimizer step for each rollout the policy and the values have not moved yet";
-        let names = ["ppo.clip_range", "ppo.clip_range_high", "ppo.clip_range_value"];
+        let names = [
+            "ppo.clip_range",
+            "ppo.clip_range_high",
+            "ppo.clip_ratio_c",
+            "ppo.log_ratio_clamp",
+            "ppo.clip_range_value",
+        ];
         keys.extend(names.map(|key| (key, reason)));
     }
     if !has_critic(config) {

@@ -8,7 +8,7 @@ use super::tree::{Entry, Node, Tree};
 use crate::user_folders;
 
 /// The keys that hold paths, or names of models that may be paths.
-const PATH_KEYS: [&str; 13] = [
+const PATH_KEYS: [&str; 15] = [
     "out",
     "gemini.disk_path",
     "model.path",
@@ -22,6 +22,8 @@ const PATH_KEYS: [&str; 13] = [
     "ppo.reward_model",
     "ppo.reference_model",
     "ppo.critic_model",
+    "reference.model",
+    "distill.teacher",
 ];
 
 /// Writes out the home folder in every path of the common sections and of the tables of stages.

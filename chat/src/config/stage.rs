@@ -6,7 +6,7 @@ use super::ALGORITHM_SECTIONS;
 pub(crate) type IgnoredKey = (&'static str, &'static str);
 
 /// Keys of `[ppo]` without effect if advantages come from the other replies to the same prompt.
-pub(super) const CRITIC_KEYS: [IgnoredKey; 10] = {
+pub(super) const CRITIC_KEYS: [IgnoredKey; 12] = {
     const NO_CRITIC: &str = "only [ppo] advantage_estimator = \"gae\" has a critic";
     const ONE_ADVANTAGE: &str = "only [ppo] advantage_estimator = \"gae\" has an advantage for each token";
     [
@@ -19,6 +19,8 @@ pub(super) const CRITIC_KEYS: [IgnoredKey; 10] = {
         ("ppo.gae_lambda", ONE_ADVANTAGE),
         ("ppo.whiten_advantages", ONE_ADVANTAGE),
         ("ppo.whiten_rewards", ONE_ADVANTAGE),
+        ("ppo.whiten_variance", ONE_ADVANTAGE),
+        ("ppo.whiten_epsilon", ONE_ADVANTAGE),
         ("ppo.score_slot", ONE_ADVANTAGE),
     ]
 };

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use gemini::config::Scheduler;
+
 use super::*;
 use crate::stage::{self, ppo, rm, sft};
 
@@ -287,6 +289,91 @@ fn log_probabilities_of_a_sampler_in_bfloat16_are_refused() {
     assert!(error.contains("`ppo.old_logprobs`: sampler: in bfloat16 the sampler"), "{error}");
 }
 
+#[test]
+fn a_preset_is_below_the_file_and_above_the_defaults() {
+    let text = format!("preset = 'trl'\n{}", with("eps = 0.5\n[stage.dpo.dpo]\nbeta = 0.3\n"));
+    let dpo = stage::find("dpo").unwrap();
+    let config = load(&text, &["dpo.label_smoothing=0.2", "dpo.loss=cdpo"], &dpo.schema).unwrap().config;
+    // [train] of the file, [stage.dpo] of the file, --set, and the preset's table of the stage and common section.
+    assert_eq!((config.train.lr, config.train.eps), (1e-4, 0.5));
+    assert_eq!((config.dpo.beta, config.dpo.label_smoothing), (0.3, 0.2));
+    assert_eq!((config.train.epochs, config.train.scheduler), (3, Scheduler::Linear));
+    let saved = config.to_annotated_toml(&dpo.schema).unwrap();
+    for line in [
+        "lr = 0.0001  # run.toml:12",
+        "beta = 0.3  # run.toml:15",
+        "label_smoothing = 0.2  # --set",
+        "epochs = 3  # preset trl",
+        "micro_batch_size = 8",
+    ] {
+        assert!(saved.lines().any(|saved| saved == line), "{line}: {saved}");
+    }
+    assert_eq!(load(&saved, &[], &dpo.schema).unwrap().config, config);
+
+    // --set names a preset, too.
+    let config = load(RUN, &["preset=verl"], SFT).unwrap().config;
+    assert_eq!((config.train.weight_decay, config.train.scheduler), (0.01, Scheduler::Constant));
+}
+
+#[test]
+fn every_preset_is_a_run_file_of_every_stage() {
+    for (name, text) in preset::PRESETS {
+        let tree = tree::parse_preset(text, name).unwrap();
+        read_file_sections(&tree, &stage::schemas()).unwrap();
+        for stage in stage::schemas() {
+            let file =
+                with("steps = 500\n[ppo]\nreward_model = 'rm'\n[distill]\nteacher = 't'\n[pipeline]\n");
+            let loaded = load(&file, &[&format!("preset={name}")], stage).unwrap();
+            assert!(loaded.warnings.is_empty(), "{name}, {}: {:?}", stage.name, loaded.warnings);
+            // Every key of the preset for this stage is one that the stage reads.
+            let own = tree::find(&tree, &format!("stage.{}", stage.name));
+            let Some(Entry { node: Node::Table(own), .. }) = own else { continue };
+            for (section, _) in own.iter().filter(|(section, _)| *section != "train") {
+                assert!(
+                    stage.sections.contains(&section.as_str()),
+                    "{name}: [stage.{}.{section}]",
+                    stage.name
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_preset_says_is_silent_where_it_has_no_effect() {
+    let file = with("[ppo]\nreward_model = 'rm'\nadvantage_estimator = 'grpo'\nsamples_per_prompt = 4\n");
+    let loaded = load(&file, &["preset=deepspeed-chat"], PPO).unwrap();
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+    assert_eq!(loaded.config.ppo.score_clip, Some(5.0));
+    // The same key in the file is told.
+    let loaded = load(&format!("{file}gae_lambda = 0.9\n"), &["preset=deepspeed-chat"], PPO).unwrap();
+    assert!(
+        matches!(loaded.warnings.as_slice(), [one] if one.contains("gae_lambda")),
+        "{:?}",
+        loaded.warnings
+    );
+    let error = message(RUN, &["preset=trI"], SFT);
+    assert!(error.contains("`preset`") && error.contains("trl") && error.contains("openrlhf"), "{error}");
+    let error = message(&format!("preset = 5\n{RUN}"), &[], SFT);
+    assert!(error.contains("run.toml:1: `preset`: must be the name of a preset"), "{error}");
+}
+
+#[test]
+fn a_pipeline_reads_a_preset_for_every_stage() {
+    let text = "preset = 'openrlhf'\nout = 'life'\n[stage.rm.train]\nlr = 0.5\n";
+    let config = pipeline_from_text(text, Path::new("life.toml"), &[], &stage::schemas()).unwrap();
+    let lr = |stage: &str| config.stages[stage].train.lr;
+    assert_eq!((lr("sft"), lr("rm"), lr("ppo")), (5e-6, 0.5, 1e-6));
+    let saved = config.to_annotated_toml(&stage::schemas()).unwrap();
+    assert!(
+        saved.contains("lr = 0.5  # life.toml:4") && saved.contains("lr = 0.000005  # preset openrlhf"),
+        "{saved}"
+    );
+    let again = pipeline_from_text(&saved, Path::new("life.toml"), &[], &stage::schemas()).unwrap();
+    let text = |config: &PipelineConfig| config.to_toml(&stage::schemas()).unwrap();
+    assert_eq!(text(&again), text(&config));
+}
+
 /// A common key may be meant for one stage of several. A pipeline tells what none of them uses.
 #[test]
 fn a_pipeline_tells_of_common_keys_that_no_stage_uses() {
@@ -351,4 +438,48 @@ fn the_home_folder_is_written_out_in_every_path() {
     assert_eq!(config.eval.include_path.0, [format!("{home}/tasks")]);
     let error = message(RUN, &["out=~nobody/run"], SFT);
     assert!(error.starts_with("--set out=~nobody/run: `out`: \"~nobody/run\": only ~/ is read"), "{error}");
+}
+
+/// The keys of a section of the documentation, with the default that stands beside them if they stand alone.
+fn documented(page: &str) -> BTreeMap<String, Option<String>> {
+    let mut keys = BTreeMap::new();
+    let mut sections: Vec<String> = Vec::new();
+    for line in page.lines() {
+        if let Some(title) = line.strip_prefix("## ") {
+            let names = title.split('`').filter_map(|part| part.strip_prefix('[')?.strip_suffix(']'));
+            sections = names.map(str::to_owned).collect();
+        }
+        let cells: Vec<&str> = line.split(" | ").collect();
+        let ("| ", [first, default, ..]) = (line.get(..2).unwrap_or_default(), cells.as_slice()) else {
+            continue;
+        };
+        let names: Vec<&str> = first.split('`').skip(1).step_by(2).collect();
+        for name in &names {
+            let own = sections.iter().find(|section| name.split('.').next() == Some(section.as_str()));
+            let key = match (sections.as_slice(), own) {
+                ([only], None) => format!("{only}.{name}"),
+                _ => (*name).to_owned(),
+            };
+            let default = (names.len() == 1).then(|| default.trim_matches('`').to_owned());
+            keys.insert(key, default);
+        }
+    }
+    keys
+}
+
+#[test]
+fn the_documentation_lists_every_key_with_its_default() {
+    let page = documented(include_str!("../../../docs/configuration.md"));
+    let defaults = flatten_toml(&toml::to_string(&RunConfig::default()).unwrap()).unwrap();
+    for (key, value) in defaults {
+        let found = page.get(&key).unwrap_or_else(|| panic!("docs/configuration.md does not list `{key}`"));
+        let number = |text: &str| text.parse::<f64>().ok();
+        let Some(found) = found else { continue };
+        let is_value =
+            number(found).is_some() || found.starts_with(['"', '[']) || found == "true" || found == "false";
+        let is_equal = *found == value
+            || value == format!("[{found}]")
+            || (number(found).is_some() && number(found) == number(&value));
+        assert!(!is_value || is_equal, "docs/configuration.md: `{key}` is {value}, not {found}");
+    }
 }

@@ -54,7 +54,16 @@ pub(crate) fn parse(text: &str, path: &Path) -> Result<Tree, ConfigError> {
         ),
         message: error.message().to_owned(),
     })?;
-    Ok(Reader { text, path }.table(table.get_ref(), ""))
+    let place = |line| SourceLocation::File(path.to_owned(), line);
+    Ok(Reader { text, place: &place }.table(table.get_ref(), ""))
+}
+
+/// Parses the text of the preset `name`.
+pub(crate) fn parse_preset(text: &str, name: &'static str) -> Result<Tree, ConfigError> {
+    let place = |_| SourceLocation::Preset(name);
+    let table = DeTable::parse(text)
+        .map_err(|error| ConfigError::Syntax { place: place(0), message: error.message().to_owned() })?;
+    Ok(Reader { text, place: &place }.table(table.get_ref(), ""))
 }
 
 /// Overrides `under` with `over`. Tables are merged key by key; any other value is replaced.
@@ -125,7 +134,8 @@ fn plain(value: Value, origin: &Origin) -> Entry {
 
 struct Reader<'a> {
     text: &'a str,
-    path: &'a Path,
+    /// The place of a line.
+    place: &'a dyn Fn(usize) -> SourceLocation,
 }
 
 impl Reader<'_> {
@@ -135,7 +145,7 @@ impl Reader<'_> {
             let name = key.get_ref().to_string();
             let full = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
             let line = line_at(self.text, key.span().start);
-            let origin = Origin { location: SourceLocation::File(self.path.to_owned(), line), key: full };
+            let origin = Origin { location: (self.place)(line), key: full };
             tree.insert(name, self.entry(value.get_ref(), origin));
         }
         tree

@@ -25,7 +25,9 @@ pub(crate) static STAGE: Stage = Stage {
         ignored_keys: &[("model.path", "the base model starts from [base]"), PTX],
     },
     command: None,
+    init: None,
     curves: &["loss"],
+    charts: sft::CHARTS,
     set_pipeline_paths,
     preflight,
     run,
@@ -65,13 +67,14 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let inputs = sft::inputs(ctx.stage, config, &architecture, &tokenizer)?;
     let tasks = Tasks::prepare(config, ctx.groups)?;
     let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
-    let plan = sft::planned(config, ctx, &architecture, &inputs, replies)?;
+    let plan = sft::planned(config, ctx, &[sft::trained(config, &architecture)], &inputs, replies)?;
     let model = if let Some(checkpoint) = ctx.folder.checkpoint() {
         CausalLm::load(checkpoint, &trainable_options(config, ctx)?)?
     } else {
         CausalLm::random(architecture, config.seed, &trainable_options(config, ctx)?)?
     };
-    sft::train_on(config, (&model, plan), &inputs, &tokenizer, tasks.as_ref(), ctx)
+    let objective = sft::objective(config, &model, &inputs)?;
+    sft::train(config, &objective, plan, &tokenizer, tasks.as_ref(), ctx)
 }
 
 /// Builds the `config.json` of the network, with the vocabulary of `tokenizer`.

@@ -260,11 +260,12 @@ pub(super) fn run_in_folder(
 
     let live = Live::new(&config.out, groups, &ctx.memory)?;
     let mut events = live.recorder();
-    let mut files = file_recorders(config, plan, ctx.folder, ctx.stage)?;
     let mut step_seconds = StepSeconds::default();
-    let mut shown = TeeRecorder(&mut step_seconds, ctx.recorder);
-    let mut told = TeeRecorder(&mut events, &mut shown);
-    let mut recorder = TeeRecorder(&mut files, &mut told);
+    // The files of the run folder come first.
+    let mut recorder = file_recorders(config, plan, ctx.folder, ctx.stage)?;
+    recorder.0.push(Box::new(&mut events));
+    recorder.0.push(Box::new(&mut step_seconds));
+    recorder.0.push(Box::new(&mut *ctx.recorder));
     let mut run = StageRun {
         stage: ctx.stage.name,
         out: &config.out,
@@ -289,6 +290,7 @@ pub(super) fn run_in_folder(
     // them, the peak is that of the whole process.
     let _ = memory::reset_peak_rss();
     let trained = train(&mut run);
+    drop(recorder);
     // The last state and the last event are written before a signal ends this process at once, and while it
     // has the lock of the folder, so nobody sees an end that the run did not tell.
     drop(live);
@@ -312,7 +314,7 @@ fn file_recorders<'a>(
     folder: &'a RunFolder,
     stage: &StageSchema,
 ) -> anyhow::Result<MultiRecorder<'a>> {
-    let settings = config.to_toml(stage)?;
+    let settings = config.to_annotated_toml(stage)?;
     let open = move || -> anyhow::Result<()> {
         folder.open(&settings)?;
         plan.write(&config.out)
@@ -383,7 +385,28 @@ pub(super) fn warn_about_dropout(groups: &ProcessGroups, models: &[(&str, &Confi
     }
 }
 
-/// Refuses a model whose tokenizer differs from the tokenizer of the policy.
+/// Refuses the model of a folder whose tokenizer differs from `own`, that of the model in training. Without a
+/// tokenizer in the folder, rank 0 warns.
+pub(super) fn check_tokenizer_of(
+    own: &Tokenizer,
+    role: &'static str,
+    folder: &Path,
+    groups: &ProcessGroups,
+) -> anyhow::Result<()> {
+    match Tokenizer::from_folder(folder) {
+        Ok(other) => check_tokenizer(own, role, folder, &other)?,
+        Err(datasets::Error::TokenizerMissing { .. }) if groups.is_rank_zero() => print_stderr(&format!(
+            "warning: {} has no tokenizer.json: whether the {role} model reads the same tokens as the model in \
+             training cannot be checked",
+            folder.display()
+        )),
+        Err(datasets::Error::TokenizerMissing { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+/// Refuses a model whose tokenizer differs from that of the model in training.
 pub(super) fn check_tokenizer(
     own: &Tokenizer,
     role: &'static str,
@@ -459,15 +482,5 @@ impl Recorder for StepSeconds {
             self.0.extend(metrics.get("seconds"));
         }
         Ok(())
-    }
-}
-
-/// Sends each event to the files of the run folder first, then to the other recorder.
-struct TeeRecorder<'a>(&'a mut dyn Recorder, &'a mut dyn Recorder);
-
-impl Recorder for TeeRecorder<'_> {
-    fn record(&mut self, event: &rlhf::event::Event<'_>) -> Result<(), rlhf::Error> {
-        self.0.record(event)?;
-        self.1.record(event)
     }
 }

@@ -2,7 +2,7 @@
 
 use rlhf::config::CpoConfig;
 
-use super::definition::{CommandHelp, Stage};
+use super::definition::{CommandHelp, InitKey, InitSizes, InitSpec, RowKind, Stage};
 use super::offline::{self, PairAlgorithm};
 use crate::config::{RunConfig, StageSchema, Units};
 
@@ -22,11 +22,27 @@ pub(super) static STAGE: Stage = Stage {
 Examples:
   colossal-chat cpo --config run.toml --set cpo.nll_coef=0.5",
     }),
+    init: Some(InitSpec {
+        rows: RowKind::Pairs,
+        after: Some("sft"),
+        is_in_all: false,
+        other_model: None,
+        lr: ["1e-6", "1e-4"],
+        keys: init_keys,
+    }),
     curves: &["loss", "rewards/accuracies", "rewards/margins"],
+    charts: offline::PAIR_CHARTS,
     set_pipeline_paths: offline::set_pipeline_paths,
     preflight: offline::preflight::<Cpo>,
     run: offline::run::<Cpo>,
 };
+
+fn init_keys(_: &InitSizes) -> Vec<InitKey> {
+    vec![
+        InitKey::new("The factor of the log-probabilities.", "beta", "0.1"),
+        InitKey::new("The weight of imitating the better answer.", "nll_coef", "1.0"),
+    ]
+}
 
 /// The algorithm.
 struct Cpo;

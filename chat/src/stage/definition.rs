@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use rlhf::config::Names;
+use tui::dashboard::Charts;
 
 use super::context::StageContext;
 use super::preflight::Preflight;
@@ -16,8 +17,12 @@ pub(crate) struct Stage {
     pub(crate) schema: StageSchema,
     /// Its subcommand. `None` if only `pipeline` runs the stage.
     pub(crate) command: Option<CommandHelp>,
+    /// What `init` asks and writes. `None` if it writes no file for the stage.
+    pub(crate) init: Option<InitSpec>,
     /// The metrics that the report plots.
     pub(crate) curves: &'static [&'static str],
+    /// The charts of the dashboard.
+    pub(crate) charts: Charts,
     /// Fills in the paths that the run file of a pipeline leaves out.
     pub(crate) set_pipeline_paths: fn(&mut RunConfig, &PipelineFolder<'_>),
     /// Checks the inputs without reading weights, and returns a summary line.
@@ -35,6 +40,118 @@ pub(crate) struct CommandHelp {
     pub(crate) title: &'static str,
     /// Examples of its use.
     pub(crate) examples: &'static str,
+}
+
+/// What `init` knows of a stage.
+#[derive(Debug)]
+pub(crate) struct InitSpec {
+    /// The rows that the stage learns from.
+    pub(crate) rows: RowKind,
+    /// The stage whose model it usually starts from, if there is one.
+    pub(crate) after: Option<&'static str>,
+    /// Whether a file for all stages runs it.
+    pub(crate) is_in_all: bool,
+    /// The model that it needs beside the one that it starts from.
+    pub(crate) other_model: Option<OtherModel>,
+    /// A learning rate to begin with, and the most that a small model takes.
+    pub(crate) lr: [&'static str; 2],
+    /// The keys of the section of the stage.
+    pub(crate) keys: fn(&InitSizes) -> Vec<InitKey>,
+}
+
+/// A stage that `init` writes a run file for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InitStage {
+    pub(crate) stage: &'static Stage,
+    pub(crate) init: &'static InitSpec,
+}
+
+impl InitStage {
+    /// The name of the stage.
+    pub(crate) fn name(self) -> &'static str {
+        self.stage.schema.name
+    }
+}
+
+/// The rows of a stage, as `init` asks for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum RowKind {
+    /// Conversations, or prompts with answers.
+    Demonstrations,
+    /// Pairs of a better and a worse answer.
+    Pairs,
+    /// Single answers, each marked as good or bad, or pairs.
+    Rated,
+    /// Prompts, which the model answers itself.
+    Prompts,
+}
+
+impl RowKind {
+    /// The flag of `init` that names files of such rows.
+    pub(crate) fn flag(self) -> &'static str {
+        match self {
+            Self::Demonstrations => "--data",
+            Self::Pairs | Self::Rated => "--preferences",
+            Self::Prompts => "--prompts",
+        }
+    }
+
+    /// What the rows are, in a few words.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Demonstrations => "demonstrations",
+            Self::Pairs => "pairs (prompt, chosen, rejected)",
+            Self::Rated => "answers with a label (prompt, completion, label) or of pairs",
+            Self::Prompts => "prompts",
+        }
+    }
+
+    /// The comment of the files in a run file.
+    pub(crate) fn comment(self) -> &'static str {
+        match self {
+            Self::Demonstrations => "Demonstrations: conversations, or prompts with answers.",
+            Self::Pairs => "Pairs of a better and a worse answer.",
+            Self::Rated => "Answers that are marked as good or bad, or pairs of a better and a worse one.",
+            Self::Prompts => "Prompts. The model answers them, and the reward model scores the answers.",
+        }
+    }
+}
+
+/// A model that a stage needs beside the one that it starts from.
+#[derive(Debug)]
+pub(crate) struct OtherModel {
+    /// The flag of `init`.
+    pub(crate) flag: &'static str,
+    /// The question.
+    pub(crate) question: &'static str,
+    /// The key in the section of the stage, and its comment.
+    pub(crate) key: &'static str,
+    pub(crate) comment: &'static str,
+    /// Whether it is a reward model.
+    pub(crate) is_reward_model: bool,
+}
+
+/// What the values of a run file depend on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InitSizes {
+    /// Whether the run is a few steps long.
+    pub(crate) is_quick: bool,
+    /// The longest reply that leaves room for prompts, in tokens.
+    pub(crate) max_new_tokens: i64,
+}
+
+/// A key of a run file with its comment and its value, TOML.
+#[derive(Debug)]
+pub(crate) struct InitKey {
+    pub(crate) comment: &'static str,
+    pub(crate) key: &'static str,
+    pub(crate) value: String,
+}
+
+impl InitKey {
+    pub(super) fn new(comment: &'static str, key: &'static str, value: &str) -> Self {
+        Self { comment, key, value: value.to_owned() }
+    }
 }
 
 /// The folder of a pipeline, in which each part finds the results of earlier parts.

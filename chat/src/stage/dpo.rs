@@ -2,7 +2,7 @@
 
 use rlhf::config::DpoConfig;
 
-use super::definition::{CommandHelp, Stage};
+use super::definition::{CommandHelp, InitKey, InitSizes, InitSpec, RowKind, Stage};
 use super::offline::{self, PairAlgorithm};
 use crate::config::{RunConfig, StageSchema, Units};
 
@@ -23,11 +23,31 @@ Examples:
   colossal-chat dpo --config run.toml
   colossal-chat dpo --config run.toml --set dpo.loss=ipo --set dpo.beta=0.2",
     }),
+    init: Some(InitSpec {
+        rows: RowKind::Pairs,
+        after: Some("sft"),
+        is_in_all: false,
+        other_model: None,
+        lr: ["1e-6", "1e-4"],
+        keys: init_keys,
+    }),
     curves: &["loss", "rewards/accuracies", "rewards/margins"],
+    charts: offline::PAIR_CHARTS,
     set_pipeline_paths: offline::set_pipeline_paths,
     preflight: offline::preflight::<Dpo>,
     run: offline::run::<Dpo>,
 };
+
+fn init_keys(_: &InitSizes) -> Vec<InitKey> {
+    vec![
+        InitKey::new("How strongly the model is tied to the reference.", "beta", "0.1"),
+        InitKey::new(
+            "The loss, or a list of losses: docs/preference.md has them all.",
+            "loss",
+            "\"sigmoid\"",
+        ),
+    ]
+}
 
 /// The algorithm.
 struct Dpo;

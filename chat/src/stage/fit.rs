@@ -311,12 +311,8 @@ mod tests {
             are_mixed: false,
             num_rows: 100,
             per_row: 1,
-            new_tokens: 0,
-            reply_tokens: 0,
             row: RowTokens { tokens: 512.0, squares: 512.0 * 512.0, predicted: 512.0 },
-            ptx: None,
-            before_step: None,
-            task_replies: None,
+            ..SequenceLengths::default()
         };
         let work = Work { models: &models, lengths: &lengths, machine_bytes: Some(machine_mebibytes << 20) };
         let mesh = launch::mesh(&config.parallel, 0, 1).unwrap();

@@ -2,8 +2,9 @@
 
 use datasets::UnpairedRow;
 use rlhf::offline::kto::{Kto, KtoLoss, KtoRow};
+use tui::dashboard::{Charts, THROUGHPUT};
 
-use super::definition::{CommandHelp, Stage};
+use super::definition::{CommandHelp, InitKey, InitSpec, RowKind, Stage};
 use super::offline::{self, Algorithm};
 use crate::config::{RunConfig, StageSchema, Units};
 
@@ -24,11 +25,30 @@ Examples:
   colossal-chat kto --config run.toml
   colossal-chat data import-feedback   # answers that were marked in the chat, as rows for kto",
     }),
+    init: Some(InitSpec {
+        rows: RowKind::Rated,
+        after: Some("sft"),
+        is_in_all: false,
+        other_model: None,
+        lr: ["1e-6", "1e-4"],
+        keys: |_| vec![InitKey::new("How strongly the model is tied to the reference.", "beta", "0.1")],
+    }),
     curves: &["loss", "rewards/chosen", "rewards/rejected", "kl"],
+    charts: CHARTS,
     set_pipeline_paths: offline::set_pipeline_paths,
     preflight: offline::preflight::<KahnemanTversky>,
     run: offline::run::<KahnemanTversky>,
 };
+
+const CHARTS: Charts = &[
+    ("loss", &["loss", "eval/loss"]),
+    ("rewards, good and bad", &["rewards/chosen", "rewards/rejected"]),
+    ("KL, the baseline", &["kl"]),
+    ("entropy", &["entropy"]),
+    ("gradient norm", &["grad_norm"]),
+    ("learning rate", &["lr"]),
+    ("throughput, tokens/s", &[THROUGHPUT]),
+];
 
 /// The algorithm.
 struct KahnemanTversky;

@@ -12,6 +12,7 @@ use rlhf::loss::preference::PreferenceLoss;
 use rlhf::offline::pairs::Pairwise;
 use rlhf::offline::{Offline, OfflineLoss, Rows};
 use rlhf::trainer;
+use tui::dashboard::{Charts, THROUGHPUT};
 
 use super::context::{self, Hooks, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
 use super::definition::PipelineFolder;
@@ -28,6 +29,19 @@ use crate::model_folder;
 
 /// The keys that have no effect on these stages.
 pub(super) const IGNORED_KEYS: &[IgnoredKey] = &[PTX, ("data.packing", "completions are not packed")];
+
+/// The charts of a stage that learns from pairs.
+pub(super) const PAIR_CHARTS: Charts = &[
+    ("loss", &["loss", "eval/loss"]),
+    ("accuracy of the rewards", &["rewards/accuracies", "eval/rewards/accuracies"]),
+    ("margin of the rewards", &["rewards/margins", "eval/rewards/margins"]),
+    ("rewards, better and worse", &["rewards/chosen", "rewards/rejected"]),
+    ("log-probability, better and worse", &["logps/chosen", "logps/rejected"]),
+    ("entropy", &["entropy"]),
+    ("gradient norm", &["grad_norm"]),
+    ("learning rate", &["lr"]),
+    ("throughput, tokens/s", &[THROUGHPUT]),
+];
 
 /// An algorithm that learns from given completions.
 pub(super) trait Algorithm {
@@ -108,9 +122,7 @@ pub(super) fn preflight<A: Algorithm>(
     if let Some(name) = config.reference.model.as_ref().filter(|_| A::loss(config).has_reference()) {
         let reference = preflight.model("reference.model", name)?;
         reference.refuse_reward_model("reference.model")?;
-        if let (Some(own), Some(files)) = (&tokenizer, &reference.tokenizer) {
-            context::check_tokenizer(own, "reference", &files.folder, &files.load()?)?;
-        }
+        reference.check_tokenizer("reference", tokenizer.as_ref())?;
     }
     context::check_mesh(config, &[&model.config], preflight.mesh)?;
     let line = preflight.rows::<A::Row>(A::schema(), config, tokenizer.as_ref(), |tokenizer| {

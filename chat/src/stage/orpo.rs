@@ -3,7 +3,7 @@
 
 use rlhf::config::OrpoConfig;
 
-use super::definition::{CommandHelp, Stage};
+use super::definition::{CommandHelp, InitKey, InitSpec, RowKind, Stage};
 use super::offline::{self, PairAlgorithm};
 use crate::config::{RunConfig, StageSchema, Units};
 
@@ -23,7 +23,16 @@ pub(super) static STAGE: Stage = Stage {
 Examples:
   colossal-chat orpo --config run.toml --set model.path=base/final",
     }),
+    init: Some(InitSpec {
+        rows: RowKind::Pairs,
+        after: None,
+        is_in_all: false,
+        other_model: None,
+        lr: ["8e-6", "1e-3"],
+        keys: |_| vec![InitKey::new("The weight of the preference beside the imitation.", "beta", "0.1")],
+    }),
     curves: &["loss", "rewards/accuracies", "rewards/margins"],
+    charts: offline::PAIR_CHARTS,
     set_pipeline_paths: offline::set_pipeline_paths,
     preflight: offline::preflight::<Orpo>,
     run: offline::run::<Orpo>,

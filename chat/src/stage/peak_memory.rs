@@ -84,7 +84,7 @@ pub(super) struct TaskReplies {
 }
 
 /// The sequences of tokens that run through the models.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SequenceLengths {
     /// Mean and standard deviation of the number of tokens.
     pub(super) mean: f64,
@@ -108,6 +108,9 @@ pub(super) struct SequenceLengths {
     pub(super) ptx: Option<RowTokens>,
     /// What the loss of each row reads without gradients before the step begins.
     pub(super) before_step: Option<RowTokens>,
+    /// The bytes of a position with logits that a step keeps of models that are not trained: their last hidden
+    /// states.
+    pub(super) frozen_state: usize,
     /// The replies to the tasks of `[eval]`, if there are any.
     pub(super) task_replies: Option<TaskReplies>,
 }
@@ -121,20 +124,7 @@ impl SequenceLengths {
         let squares = rows.iter().map(|row| (row.num_tokens() as f64 - mean).powi(2));
         let deviation = (squares.sum::<f64>() / count).sqrt();
         let (longest, num_rows, are_mixed) = (*longest, rows.len(), deviation > 0.0);
-        Self {
-            mean,
-            deviation,
-            longest,
-            are_mixed,
-            num_rows,
-            per_row,
-            new_tokens: 0,
-            reply_tokens: 0,
-            row,
-            ptx: None,
-            before_step: None,
-            task_replies: None,
-        }
+        Self { mean, deviation, longest, are_mixed, num_rows, per_row, row, ..Self::default() }
     }
 
     /// The lengths of bins of packed rows, whose mean is `row`: nearly full bins, each with several rows of
@@ -149,12 +139,8 @@ impl SequenceLengths {
             are_mixed: true,
             num_rows,
             per_row: 1,
-            new_tokens: 0,
-            reply_tokens: 0,
             row,
-            ptx: None,
-            before_step: None,
-            task_replies: None,
+            ..Self::default()
         }
     }
 
@@ -293,6 +279,12 @@ pub(super) fn step_rows(config: &RunConfig, lengths: &SequenceLengths) -> usize 
     if lengths.new_tokens > 0 { config.ppo.mini_batch_size } else { config.train.batch_size() }
 }
 
+/// The hidden states that a step keeps of models that are not trained.
+fn frozen_states(config: &RunConfig, mesh: &Mesh, lengths: &SequenceLengths) -> usize {
+    let rows = micro_batches(config, mesh, lengths) * config.train.micro_batch_size;
+    lengths.frozen_state * lengths.row.times(rows as f64).predicted as usize
+}
+
 /// The tensors of a forward and backward pass at their peak.
 pub(super) fn training_step(
     config: &RunConfig,
@@ -322,14 +314,17 @@ pub(super) fn training_step(
         config.gemini.device_memory.is_some() || config.parallel.zero >= gemini::ZeroStage::Gradients;
     let micro_batches = micro_batches(config, mesh, lengths);
     let in_flight = if is_segment_major { micro_batches } else { micro_batches.min(stages) };
+    // The loss of a teacher's distributions has its logits beside those of the model.
+    let of_teacher = if lengths.frozen_state > 0 { head_most - head_kept } else { 0 };
+    let (head_most, states) = (head_most + of_teacher, frozen_states(config, mesh, lengths));
     let logits = head_most - head_kept;
     if activation_checkpointing {
-        let kept = in_flight * (layers + 1) * memory.hidden(tokens);
+        let kept = states + in_flight * (layers + 1) * memory.hidden(tokens);
         StepTensors { kept, block: largest, head: memory.final_norm(tokens) + head_most, logits }
     } else {
         let kept = memory.hidden(tokens) + blocks.sum::<usize>() + memory.final_norm(tokens);
         let block = head_kept + memory.block_backward(0, tokens);
-        StepTensors { kept: in_flight * kept, block, head: head_most, logits }
+        StepTensors { kept: states + in_flight * kept, block, head: head_most, logits }
     }
 }
 
@@ -415,12 +410,7 @@ mod tests {
             are_mixed: true,
             num_rows: 16_000,
             per_row: 1,
-            new_tokens: 0,
-            reply_tokens: 0,
-            row: RowTokens::default(),
-            ptx: None,
-            before_step: None,
-            task_replies: None,
+            ..SequenceLengths::default()
         };
         // Of 1000 values the largest is sqrt(2 ln 1000) = 3.716 922 deviations above the mean.
         assert_eq!(lengths.largest_micro_batch(16), 1600 + (20.0 * 4.0 * 3.716_922) as usize);
@@ -461,12 +451,8 @@ mod tests {
             are_mixed: false,
             num_rows: 8,
             per_row: 1,
-            new_tokens: 0,
-            reply_tokens: 0,
             row,
-            ptx: None,
-            before_step: None,
-            task_replies: None,
+            ..SequenceLengths::default()
         };
         let peak = |task_replies| {
             predict(&config, &mesh, &models, &state, &SequenceLengths { task_replies, ..lengths })

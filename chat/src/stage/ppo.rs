@@ -12,10 +12,13 @@ use parallel::ProcessGroups;
 use rlhf::ppo::{CRITIC_FOLDER, Data, Ppo};
 use rlhf::rollout::PpoModels;
 use tch::Kind;
+use tui::dashboard::{Charts, THROUGHPUT};
 use tui::number::counted;
 
 use super::context::{self, Hooks, StageContext, run_in_folder, tokenizer, trainable_options};
-use super::definition::{CommandHelp, PipelineFolder, Stage};
+use super::definition::{
+    CommandHelp, InitKey, InitSizes, InitSpec, OtherModel, PipelineFolder, RowKind, Stage,
+};
 use super::model_memory::{self, PlannedModel};
 use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
 use super::plan::Plan;
@@ -23,7 +26,6 @@ use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
 use super::tasks::Tasks;
 use super::{rm, rows, sft};
 use crate::config::{ConfigError, RunConfig, StageSchema, Units};
-use crate::console::print_stderr;
 use crate::model_folder;
 
 /// The stage `ppo`.
@@ -50,11 +52,55 @@ Examples:
   colossal-chat ppo --config run.toml
   colossal-chat ppo --config run.toml --set ppo.kl_coef=0.1 --set ppo.iterations=200",
     }),
+    init: Some(InitSpec {
+        rows: RowKind::Prompts,
+        after: Some("sft"),
+        is_in_all: true,
+        other_model: Some(OtherModel {
+            flag: "--reward-model",
+            question: "The reward model: the folder that `rm` has written",
+            key: "reward_model",
+            comment: "The model that scores answers; the critic starts as a copy of it.",
+            is_reward_model: true,
+        }),
+        lr: ["1e-6", "5e-5"],
+        keys: init_keys,
+    }),
     curves: &["objective/scores", "objective/kl", "objective/entropy", "response_length/mean"],
+    charts: CHARTS,
     set_pipeline_paths,
     preflight,
     run,
 };
+
+const CHARTS: Charts = &[
+    ("reward", &["objective/scores"]),
+    ("KL to the reference", &["objective/kl"]),
+    ("policy loss", &["loss/policy_avg"]),
+    ("entropy", &["objective/entropy"]),
+    ("clip fraction, policy and value", &["policy/clipfrac_avg", "val/clipfrac_avg"]),
+    ("value loss", &["loss/value_avg"]),
+    ("reply length", &["response_length/mean"]),
+    ("cut replies", &["truncated_rate"]),
+    ("reward minus KL penalty", &["objective/rlhf_reward"]),
+    ("explained variance", &["val/explained_variance"]),
+    ("gradient norm", &["grad_norm", "critic_grad_norm"]),
+    ("throughput, tokens/s", &[THROUGHPUT]),
+];
+
+fn init_keys(sizes: &InitSizes) -> Vec<InitKey> {
+    let (iterations, batch) = if sizes.is_quick { ("3", "8") } else { ("100", "64") };
+    let comment = "Iterations. In each the model answers prompts and learns from the scores.";
+    let tie = "What keeps the model near the one it started from. Raise it when the replies degenerate.";
+    vec![
+        InitKey::new(comment, "iterations", iterations),
+        InitKey::new("Prompts of one iteration.", "rollout_batch_size", batch),
+        InitKey::new("Replies of one optimizer step.", "mini_batch_size", batch),
+        InitKey::new("The longest reply in tokens.", "max_new_tokens", &sizes.max_new_tokens.to_string()),
+        InitKey::new(tie, "kl_coef", "0.05"),
+        InitKey::new("The highest learning rate of the critic.", "critic_lr", "1e-5"),
+    ]
+}
 
 /// The loaded models. They share no weights.
 struct PpoModelSet {
@@ -157,13 +203,8 @@ fn preflight_rows(
     models.policy.refuse_reward_model("model.path")?;
     models.reference.refuse_reward_model("ppo.reference_model")?;
     models.rewards.iter().try_for_each(|model| model.need_reward_model("ppo.reward_model"))?;
-    if let Some(tokenizer) = tokenizer {
-        for (role, model) in models.others() {
-            let files = model.tokenizer.as_ref();
-            if let Some(files) = files.filter(|files| files.folder.join("tokenizer.json").exists()) {
-                context::check_tokenizer(tokenizer, role, &files.folder, &files.load()?)?;
-            }
-        }
+    for (role, model) in models.others() {
+        model.check_tokenizer(role, tokenizer)?;
     }
     let configs = models.map(|model| Ok(model.config.clone()))?;
     context::check_mesh(config, &configs.all(), preflight.mesh)?;
@@ -318,18 +359,7 @@ impl PerRole<PathBuf> {
                 continue;
             }
             seen.push(folder);
-            match Tokenizer::from_folder(folder) {
-                Ok(other) => context::check_tokenizer(own, role, folder, &other)?,
-                Err(datasets::Error::TokenizerMissing { .. }) if groups.is_rank_zero() => {
-                    let folder = folder.display();
-                    print_stderr(&format!(
-                        "warning: {folder} has no tokenizer.json: whether the {role} model reads the same tokens as the \
-                         policy cannot be checked"
-                    ));
-                }
-                Err(datasets::Error::TokenizerMissing { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
+            context::check_tokenizer_of(own, role, folder, groups)?;
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ use parallel::Mesh;
 use rlhf::config::Names;
 use tui::number::counted;
 
-use super::rows;
+use super::{context, rows};
 use crate::config::section::{DataSection, TokenizerSection};
 use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::model_folder;
@@ -153,6 +153,16 @@ impl ModelSpec {
     /// Loads the tokenizer. Returns `None` if the pipeline itself will train it.
     pub(super) fn load_tokenizer(&self) -> anyhow::Result<Option<Tokenizer>> {
         self.tokenizer.as_ref().map(TokenizerFiles::load).transpose()
+    }
+
+    /// Refuses a tokenizer that differs from `own`, that of the model in training. The stage itself warns of a
+    /// folder without a tokenizer.
+    pub(super) fn check_tokenizer(&self, role: &'static str, own: Option<&Tokenizer>) -> anyhow::Result<()> {
+        let files = self.tokenizer.as_ref().filter(|files| files.folder.join("tokenizer.json").exists());
+        match own.zip(files) {
+            Some((own, files)) => Ok(context::check_tokenizer(own, role, &files.folder, &files.load()?)?),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn refuse_reward_model(&self, key: &'static str) -> Result<(), ConfigError> {

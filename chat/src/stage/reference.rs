@@ -45,8 +45,8 @@ impl Reference {
             None => config.model_path(ctx.stage)?,
         };
         let folder = model_folder::find(name)?;
-        if config.reference.model.is_some() && folder.join("tokenizer.json").exists() {
-            context::check_tokenizer(own, "reference", &folder, &Tokenizer::from_folder(&folder)?)?;
+        if config.reference.model.is_some() {
+            context::check_tokenizer_of(own, "reference", &folder, ctx.groups)?;
         }
         let is_policy = config.reference.model.is_none() && ctx.folder.checkpoint().is_none();
         Ok(Some(Self { folder, is_policy, cache: rows::cache(&config.data) }))

@@ -9,9 +9,10 @@ use models::decoder::HeadKind;
 use models::scalar_model::ScalarModel;
 use rlhf::reward::Reward;
 use rlhf::trainer;
+use tui::dashboard::{Charts, THROUGHPUT};
 
 use super::context::{self, Hooks, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
-use super::definition::{CommandHelp, PipelineFolder, Stage};
+use super::definition::{CommandHelp, InitSpec, PipelineFolder, RowKind, Stage};
 use super::model_memory::{self, PlannedModel};
 use super::peak_memory::{RowTokens, SequenceLengths};
 use super::plan::Plan;
@@ -41,11 +42,29 @@ Examples:
   colossal-chat rm --config run.toml
   colossal-chat rm --config run.toml --set model.path=runs/sft/final",
     }),
+    init: Some(InitSpec {
+        rows: RowKind::Pairs,
+        after: Some("sft"),
+        is_in_all: true,
+        other_model: None,
+        lr: ["1e-5", "5e-4"],
+        keys: |_| Vec::new(),
+    }),
     curves: &["loss", "accuracy"],
+    charts: CHARTS,
     set_pipeline_paths,
     preflight,
     run,
 };
+
+const CHARTS: Charts = &[
+    ("loss", &["loss"]),
+    ("accuracy", &["accuracy", "eval/accuracy"]),
+    ("margin", &["margin", "eval/margin"]),
+    ("scores, preferred and other", &["chosen_score", "rejected_score"]),
+    ("gradient norm", &["grad_norm"]),
+    ("throughput, tokens/s", &[THROUGHPUT]),
+];
 
 fn set_pipeline_paths(config: &mut RunConfig, pipeline: &PipelineFolder<'_>) {
     pipeline.set_path(&mut config.model.path, "sft/final");

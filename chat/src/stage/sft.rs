@@ -7,12 +7,22 @@ use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::decoder::HeadKind;
 use rlhf::sft::Sft;
-use rlhf::trainer;
+use rlhf::trainer::{self, Objective};
+use tui::dashboard::{Charts, THROUGHPUT};
 
 use super::context::{
     self, Hooks, StageContext, run_in_folder, start_folder, tokenizer_folder, trainable_options,
 };
-use super::definition::{CommandHelp, PipelineFolder, Stage};
+
+/// The charts of a stage that learns from demonstrations.
+pub(super) const CHARTS: Charts = &[
+    ("loss", &["loss", "eval/loss"]),
+    ("accuracy", &["eval/accuracy"]),
+    ("gradient norm", &["grad_norm"]),
+    ("learning rate", &["lr"]),
+    ("throughput, tokens/s", &[THROUGHPUT]),
+];
+use super::definition::{CommandHelp, InitSpec, PipelineFolder, RowKind, Stage};
 use super::model_memory::{self, PlannedModel};
 use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
 use super::plan::Plan;
@@ -42,7 +52,16 @@ Examples:
   colossal-chat sft --config run.toml --set train.lr=2e-5 --set out=runs/sft
   colossal-chat sft --config run.toml --resume",
     }),
+    init: Some(InitSpec {
+        rows: RowKind::Demonstrations,
+        after: None,
+        is_in_all: true,
+        other_model: None,
+        lr: ["2e-5", "1e-3"],
+        keys: |_| Vec::new(),
+    }),
     curves: &["loss"],
+    charts: CHARTS,
     set_pipeline_paths,
     preflight,
     run,
@@ -98,7 +117,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
 
     report_added_tokens(&added, held, architecture.vocab_size(), ctx);
     let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
-    let plan = planned(config, ctx, &architecture, &inputs, replies)?;
+    let plan = planned(config, ctx, &[trained(config, &architecture)], &inputs, replies)?;
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
@@ -108,27 +127,38 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     } else {
         CausalLm::load(&folder, &options)?
     };
-    train_on(config, (&model, plan), &inputs, &tokenizer, tasks.as_ref(), ctx)
+    let objective = objective(config, &model, &inputs)?;
+    train(config, &objective, plan, &tokenizer, tasks.as_ref(), ctx)
 }
 
-/// The plan for a language model that is trained. `replies` are those to the tasks that it is asked.
+/// What is loaded of a language model that is trained.
+pub(super) fn trained<'a>(config: &RunConfig, model: &'a Config) -> PlannedModel<'a> {
+    let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
+    PlannedModel { role: "model", config: model, head, kind, is_trained: true }
+}
+
+/// The plan of a stage that trains the first of `models` on demonstrations. `replies` are those to the tasks
+/// that it is asked.
 pub(super) fn planned(
     config: &RunConfig,
     ctx: &StageContext<'_>,
-    model: &Config,
+    models: &[PlannedModel<'_>],
     inputs: &TrainEvalRows<SftRow>,
     replies: Option<TaskReplies>,
 ) -> anyhow::Result<Plan> {
-    context::check_split(config, &[model], ctx)?;
-    let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
-    let model = PlannedModel { role: "model", config: model, head, kind, is_trained: true };
+    let configs: Vec<&Config> = models.iter().map(|model| model.config).collect();
+    context::check_split(config, &configs, ctx)?;
     let train = &inputs.train;
     let lengths = match packing(config) {
         Some(max_length) => SequenceLengths::packed(train, max_length, mean_row(&train.rows)),
         None => SequenceLengths::of(train, 1, mean_row(&train.rows)),
     };
-    let lengths = SequenceLengths { task_replies: replies, ..lengths };
-    let models = model_memory::check(config, ctx, &[model], &lengths)?;
+    let frozen = models.iter().filter(|model| !model.is_trained);
+    let state = |model: &PlannedModel<'_>| {
+        model.config.architecture().hidden_size as usize * model.kind.elt_size_in_bytes()
+    };
+    let lengths = SequenceLengths { task_replies: replies, frozen_state: frozen.map(state).sum(), ..lengths };
+    let models = model_memory::check(config, ctx, models, &lengths)?;
     let num_examples = rlhf::sft::bins(&train.rows, packing(config))?.len();
     Ok(Plan::one_model(ctx.stage, config, ctx.mesh, models, train, num_examples))
 }
@@ -182,21 +212,30 @@ fn packing(config: &RunConfig) -> Option<usize> {
     config.data.packing.then_some(config.data.max_length)
 }
 
-/// Runs supervised training on a loaded model and its rows.
-pub(super) fn train_on(
+/// The objective of supervised fine-tuning on the rows of the stage.
+pub(super) fn objective<'a>(
     config: &RunConfig,
-    (model, plan): (&CausalLm, Plan),
-    inputs: &TrainEvalRows<SftRow>,
+    model: &'a CausalLm,
+    inputs: &'a TrainEvalRows<SftRow>,
+) -> Result<Sft<'a>, rlhf::Error> {
+    Sft::new(model, &inputs.train.rows, &inputs.eval.rows, packing(config))
+}
+
+/// Trains a loaded language model.
+pub(super) fn train<O: Objective<Model = CausalLm>>(
+    config: &RunConfig,
+    objective: &O,
+    plan: Plan,
     tokenizer: &Tokenizer,
     tasks: Option<&Tasks>,
     ctx: &mut StageContext<'_>,
 ) -> anyhow::Result<()> {
+    let model = objective.model();
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
-    let objective = Sft::new(model, &inputs.train.rows, &inputs.eval.rows, packing(config))?;
     let companions = |folder: &Path| model_folder::save_tokenizer(folder, tokenizer, model.config());
     let evaluate_tasks = tasks.map(|tasks| |step| tasks.evaluate((model, tokenizer), step));
     let hooks = Hooks::new(&companions, evaluate_tasks.as_ref());
     run_in_folder(config, plan, &hooks, ctx, |run| {
-        trainer::train(&objective, config.data.shuffle, &config.train, run)
+        trainer::train(objective, config.data.shuffle, &config.train, run)
     })
 }

@@ -2,7 +2,7 @@
 
 use rlhf::config::SimpoConfig;
 
-use super::definition::{CommandHelp, Stage};
+use super::definition::{CommandHelp, InitKey, InitSizes, InitSpec, RowKind, Stage};
 use super::offline::{self, PairAlgorithm};
 use crate::config::{RunConfig, StageSchema, Units};
 
@@ -22,11 +22,27 @@ pub(super) static STAGE: Stage = Stage {
 Examples:
   colossal-chat simpo --config run.toml --set simpo.beta=2.5 --set simpo.gamma=1.25",
     }),
+    init: Some(InitSpec {
+        rows: RowKind::Pairs,
+        after: Some("sft"),
+        is_in_all: false,
+        other_model: None,
+        lr: ["1e-6", "1e-4"],
+        keys: init_keys,
+    }),
     curves: &["loss", "rewards/accuracies", "rewards/margins"],
+    charts: offline::PAIR_CHARTS,
     set_pipeline_paths: offline::set_pipeline_paths,
     preflight: offline::preflight::<Simpo>,
     run: offline::run::<Simpo>,
 };
+
+fn init_keys(_: &InitSizes) -> Vec<InitKey> {
+    vec![
+        InitKey::new("The factor of the mean log-probability of a token.", "beta", "2.0"),
+        InitKey::new("The margin by which the better answer has to win.", "gamma", "1.0"),
+    ]
+}
 
 /// The algorithm.
 struct Simpo;

@@ -116,6 +116,9 @@ impl PlannedRun<'_> {
                 seconds[Phase::Inference as usize] += self.scoring(model, rows.times(batch), speed);
             }
         }
+        for model in self.models.iter().filter(|model| !model.is_trained) {
+            seconds[Phase::Inference as usize] += self.scoring(model, self.lengths.row.times(batch), speed);
+        }
         seconds
     }
 
@@ -263,6 +266,9 @@ impl PlannedRun<'_> {
             for model in &pieces {
                 uses.add_forward_pass(model);
             }
+        } else {
+            let frozen = models.iter().zip(&pieces).filter(|(model, _)| !model.is_trained);
+            frozen.for_each(|(_, pieces)| uses.add_forward_pass(pieces));
         }
         for (model, pieces) in models.iter().zip(&pieces).filter(|(model, _)| model.is_trained) {
             if lengths.before_step.is_some() {
@@ -374,9 +380,7 @@ mod tests {
             new_tokens,
             reply_tokens: new_tokens,
             row: ROW,
-            ptx: None,
-            before_step: None,
-            task_replies: None,
+            ..SequenceLengths::default()
         }
     }
 

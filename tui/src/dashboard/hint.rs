@@ -89,7 +89,7 @@ fn below(value: f64, limit: f64) -> Option<String> {
 }
 
 /// Every rule, the most urgent first.
-pub(super) static RULES: [Rule; 15] = [
+pub(super) static RULES: [Rule; 16] = [
     Rule {
         title: "a number is not finite",
         meaning: "The loss or a gradient overflowed, and the weights may be damaged.",
@@ -178,12 +178,23 @@ pub(super) static RULES: [Rule; 15] = [
     },
     Rule {
         title: "the accuracy rises while the held-out accuracy falls",
-        meaning: "The reward model learns its pairs by heart.",
+        meaning: "The model learns its pairs by heart.",
         change: "One epoch is usual: lower train.epochs or train.lr.",
         finds: |numbers| {
-            let held_out = numbers.long("eval/accuracy", 4)?.change(2)?;
-            let trained = numbers.long("accuracy", 2 * WINDOW)?.change(WINDOW)?;
-            (held_out < 0.0 && trained > 0.0).then(|| format!("held-out {} less", metric(-held_out)))
+            ["accuracy", "rewards/accuracies"].into_iter().find_map(|name| {
+                let held_out = numbers.long(&format!("eval/{name}"), 4)?.change(2)?;
+                let trained = numbers.long(name, 2 * WINDOW)?.change(WINDOW)?;
+                (held_out < 0.0 && trained > 0.0).then(|| format!("held-out {} less", metric(-held_out)))
+            })
+        },
+    },
+    Rule {
+        title: "the better answers have become less likely",
+        meaning: "The margin grows because the worse answers fall faster, and what the model says instead is in no row.",
+        change: "Lower train.lr, raise beta, or add the cross-entropy (\"sft\" in dpo.loss, nll_coef); read what it says.",
+        finds: |numbers| {
+            let first = numbers.long("logps/chosen", 4 * WINDOW)?.mean_of_first(WINDOW)?;
+            below(numbers.recent("logps/chosen")?, 1.5 * first)
         },
     },
     Rule {
@@ -279,6 +290,11 @@ mod tests {
         assert_eq!(hacked[1], "the reward rises while the KL is above its limit");
         let collapsed: Vec<f64> = (0..20).map(|i| if i < 10 { 2.0 } else { 0.3 }).collect();
         assert_eq!(titles(&[("objective/entropy", &collapsed)], &[]), ["the entropy has collapsed"]);
+        let by_heart = titles(&[("rewards/accuracies", &rising), ("eval/rewards/accuracies", &falling)], &[]);
+        assert_eq!(by_heart, ["the accuracy rises while the held-out accuracy falls"]);
+        let fallen: Vec<f64> = (0..20).map(|i| if i < 10 { -20.0 } else { -31.0 }).collect();
+        let less_likely = titles(&[("logps/chosen", &fallen)], &[]);
+        assert_eq!(less_likely, ["the better answers have become less likely"]);
     }
 
     #[test]

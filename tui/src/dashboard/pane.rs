@@ -150,7 +150,7 @@ fn draw_sample(painter: &mut Painter<'_>, area: Rect) {
     let Some(sample) =
         newest.and_then(|newest| dashboard.samples.get(newest.saturating_sub(dashboard.sample_back)))
     else {
-        let why = if dashboard.run.stage == "ppo" { "no sample yet" } else { "only ppo logs samples" };
+        let why = if dashboard.run.has_samples { "no sample yet" } else { "this stage logs no samples" };
         painter.line(area, 0, 0, why, theme.dim);
         return;
     };

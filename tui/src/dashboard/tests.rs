@@ -12,11 +12,48 @@ fn empty(theme: ThemeName, symbols: Symbols) -> Dashboard {
     Dashboard::new(Theme::new(theme), symbols)
 }
 
+fn charts(stage: &str) -> Charts {
+    match stage {
+        "ppo" => &[
+            ("reward", &["objective/scores"]),
+            ("KL to the reference", &["objective/kl"]),
+            ("policy loss", &["loss/policy_avg"]),
+            ("entropy", &["objective/entropy"]),
+            ("clip fraction, policy and value", &["policy/clipfrac_avg", "val/clipfrac_avg"]),
+            ("value loss", &["loss/value_avg"]),
+            ("reply length", &["response_length/mean"]),
+            ("cut replies", &["truncated_rate"]),
+            ("reward minus KL penalty", &["objective/rlhf_reward"]),
+            ("explained variance", &["val/explained_variance"]),
+            ("gradient norm", &["grad_norm", "critic_grad_norm"]),
+            ("throughput, tokens/s", &[THROUGHPUT]),
+        ],
+        "rm" => &[
+            ("loss", &["loss"]),
+            ("accuracy", &["accuracy", "eval/accuracy"]),
+            ("margin", &["margin", "eval/margin"]),
+            ("scores, preferred and other", &["chosen_score", "rejected_score"]),
+            ("gradient norm", &["grad_norm"]),
+            ("throughput, tokens/s", &[THROUGHPUT]),
+        ],
+        "sft" => &[
+            ("loss", &["loss", "eval/loss"]),
+            ("accuracy", &["eval/accuracy"]),
+            ("gradient norm", &["grad_norm"]),
+            ("learning rate", &["lr"]),
+            ("throughput, tokens/s", &[THROUGHPUT]),
+        ],
+        _ => &[],
+    }
+}
+
 fn facts(stage: &str, unit: &str, total: u64, status: Status) -> Event {
     let (name, stage, unit) = (format!("runs/{stage}"), stage.to_owned(), unit.to_owned());
     let settings = vec![("ppo.kl_target".to_owned(), 6.0)];
     Event::Run(RunFacts {
         name,
+        charts: charts(&stage),
+        has_samples: stage == "ppo",
         stage,
         unit,
         total_steps: Some(total),
@@ -307,7 +344,18 @@ fn any_event() -> impl Strategy<Value = Event> {
     let run = (".{0,20}", "(sft|rm|ppo|.{0,3})", any::<Option<u64>>(), status).prop_map(
         |(name, stage, total_steps, status)| {
             let (unit, settings) = ("step".to_owned(), vec![("ppo.kl_target".to_owned(), f64::NAN)]);
-            Event::Run(RunFacts { name, stage, unit, total_steps, status, takes_requests: true, settings })
+            let (charts, has_samples, takes_requests) = (charts(&stage), stage == "ppo", true);
+            Event::Run(RunFacts {
+                name,
+                stage,
+                charts,
+                has_samples,
+                unit,
+                total_steps,
+                status,
+                takes_requests,
+                settings,
+            })
         },
     );
     let sample = (any::<u64>(), ".{0,40}", ".{0,40}", any::<f64>())

@@ -1,11 +1,11 @@
 //! The questions of `init`, their defaults, and the checks of their answers.
 //!
-//! | question | sft, rm | ppo | all |
+//! | question | one stage | a stage with a second model | all |
 //! |---|---|---|---|
 //! | 1 | what | what | what |
 //! | 2 | model | model | model |
-//! | 3 | rows | reward model | files, told apart by their columns |
-//! | 4 | length | prompts | length |
+//! | 3 | rows | second model | files, told apart by their columns |
+//! | 4 | length | rows | length |
 //! | 5 | run file | length | run file |
 
 use std::io::{BufRead, Write};
@@ -16,13 +16,15 @@ use datasets::{Error, HubSettings};
 use models::config::Config;
 
 use super::dialog::{Dialog, Question};
-use super::rows::Rows;
-use super::{as_text, command, free_path, refused};
+use super::rows::{self, Rows};
+use super::{as_text, free_path, refused};
 use crate::args::{Goal, InitArgs, RunLength};
 use crate::config::ConfigError;
 use crate::model_folder;
 use crate::nearby::Nearby;
 use crate::output::check_named_file;
+use crate::stage;
+use crate::stage::definition::{OtherModel, RowKind};
 
 /// What the run file is written from.
 #[derive(Debug)]
@@ -31,8 +33,8 @@ pub(super) struct Answers {
     pub(super) goal: Goal,
     /// The model to start from.
     pub(super) model: ModelAnswer,
-    /// The reward model, for PPO alone.
-    pub(super) reward_model: Option<ModelAnswer>,
+    /// The model that the stage needs beside it.
+    pub(super) other_model: Option<ModelAnswer>,
     /// The rows of each stage that runs.
     pub(super) rows: Rows,
     /// How long the run is.
@@ -75,75 +77,103 @@ impl Answers {
         let out = arguments.out.as_deref().map(|out| check_out(out, arguments.force)).transpose()?;
         let goal = match arguments.stage {
             Some(goal) => goal,
-            None => dialog.ask(&goal_question(nearby), |text| choice("--stage", text))?,
+            None => dialog.ask(&goal_question(nearby), check_goal)?,
         };
         refuse_unused_flags(goal, arguments)?;
 
-        let head = if goal == Goal::Rm { Head::Either } else { Head::Language };
-        let model = ask_model(arguments.model.as_ref(), &model_question(goal, nearby), head, dialog)?;
-        let is_ppo = goal == Goal::Ppo;
-        let reward_model = is_ppo
-            .then(|| {
-                let question = reward_question(nearby);
-                ask_model(arguments.reward_model.as_ref(), &question, Head::Reward, dialog)
-            })
-            .transpose()?;
+        let model = ask_model(arguments.model.as_ref(), &model_question(goal, nearby), head(goal), dialog)?;
+        let other_model = match other_model(goal) {
+            Some(other) => {
+                let head = if other.is_reward_model { Head::Reward } else { Head::Language };
+                let given = given_model(other.flag, arguments);
+                Some(ask_model(given, &other_question(other, nearby), head, dialog)?)
+            }
+            None => None,
+        };
 
         let rows = Rows::ask(goal, arguments, nearby, dialog)?;
         let length = match arguments.length {
             Some(length) => length,
-            None => dialog.ask(&length_question(), |text| choice("--length", text))?,
+            None => dialog.ask(&length_question(), check_length)?,
         };
 
-        let out = match (out, is_ppo) {
+        let out = match (out, &other_model) {
             (Some(out), _) => out,
-            // PPO has used the question for its reward model.
-            (None, true) => free_path("run", ".toml"),
-            (None, false) => dialog.ask(&out_question(), |text| check_out(Path::new(text), false))?,
+            // The second model has used the question.
+            (None, Some(_)) => free_path("run", ".toml"),
+            (None, None) => dialog.ask(&out_question(), |text| check_out(Path::new(text), false))?,
         };
-        let folder = free_path(&format!("runs/{}", command(goal)), "");
-        Ok(Self { goal, model, reward_model, rows, length, out, folder })
+        let folder = free_path(&format!("runs/{}", goal.command()), "");
+        Ok(Self { goal, model, other_model, rows, length, out, folder })
     }
 }
 
 fn goal_question(nearby: &Nearby) -> Question<'static> {
-    let has = |stage| nearby.files.iter().any(|file| file.stage() == Some(stage));
-    let goal = match (has("sft"), has("rm")) {
-        (true, true) => "all",
-        (false, true) => "rm",
-        _ => "sft",
+    let has = |kind| nearby.files.iter().any(|file| file.kind() == Some(kind));
+    let goal = match (has(RowKind::Demonstrations), has(RowKind::Pairs)) {
+        (true, true) => Some(Goal::All),
+        (false, true) => stage::for_rows(RowKind::Pairs).map(Goal::Stage),
+        _ => stage::for_rows(RowKind::Demonstrations).map(Goal::Stage),
     };
-    let text = "What to train: sft (a model, by example), rm (a reward model, on pairs of answers), \
-                ppo (a model, by rewards) or all";
-    Question { text, default: Some(goal.to_owned()), flag: "--stage" }
+    let choices = Goal::every().map(|goal| (goal.name(), goal.title())).collect();
+    let default = goal.map(|goal| goal.name().to_owned());
+    Question { text: "What to train", choices, default, flag: "--stage" }
+}
+
+/// What kind of model a goal may start from. A reward model may start from another one.
+fn head(goal: Goal) -> Head {
+    match goal {
+        Goal::Stage(stage) if !stage.stage.schema.reads("eval.tasks") => Head::Either,
+        _ => Head::Language,
+    }
+}
+
+fn other_model(goal: Goal) -> Option<&'static OtherModel> {
+    match goal {
+        Goal::Stage(stage) => stage.init.other_model.as_ref(),
+        Goal::All => None,
+    }
+}
+
+/// The model that a flag names.
+fn given_model<'a>(flag: &str, arguments: &'a InitArgs) -> Option<&'a String> {
+    match flag {
+        "--teacher" => arguments.teacher.as_ref(),
+        _ => arguments.reward_model.as_ref(),
+    }
 }
 
 fn model_question(goal: Goal, nearby: &Nearby) -> Question<'static> {
-    let trained = || nearby.runs.iter().filter(|run| run.is_finished && run.name != "rm");
-    // The reward model and PPO go on from supervised fine-tuning.
-    let tuned = trained().filter(|run| run.name == "sft" && matches!(goal, Goal::Rm | Goal::Ppo));
+    let trained =
+        || nearby.runs.iter().filter(|run| run.is_finished && !stage::trains_reward_model(run.name));
+    let after = match goal {
+        Goal::Stage(stage) => stage.init.after,
+        Goal::All => None,
+    };
+    let tuned = trained().filter(|run| Some(run.name) == after);
     let models = nearby.models.iter().filter(|model| !model.is_reward_model).map(|model| &model.path);
     let first = tuned.map(|run| &run.path).chain(models).chain(trained().map(|run| &run.path)).next();
     let text = "The model to start from: a folder, or a hub name owner/name";
-    Question { text, default: first.and_then(|path| as_text(path)), flag: "--model" }
+    Question { text, choices: Vec::new(), default: first.and_then(|path| as_text(path)), flag: "--model" }
 }
 
-fn reward_question(nearby: &Nearby) -> Question<'static> {
-    let trained = nearby.runs.iter().filter(|run| run.is_finished && run.name == "rm");
+fn other_question(other: &OtherModel, nearby: &Nearby) -> Question<'static> {
+    let runs = nearby.runs.iter().filter(|run| run.is_finished && stage::trains_reward_model(run.name));
     let models = nearby.models.iter().filter(|model| model.is_reward_model);
-    let first = trained.map(|run| &run.path).chain(models.map(|model| &model.path)).next();
-    let text = "The reward model: the folder that `rm` has written";
-    Question { text, default: first.and_then(|path| as_text(path)), flag: "--reward-model" }
+    let found = runs.map(|run| &run.path).chain(models.map(|model| &model.path)).next();
+    // Which language model is a teacher, nobody can tell.
+    let default = found.filter(|_| other.is_reward_model).and_then(|path| as_text(path));
+    Question { text: other.question, choices: Vec::new(), default, flag: other.flag }
 }
 
 fn length_question() -> Question<'static> {
     let text = "How long: quick (a few steps, to see that it works) or normal (every row once)";
-    Question { text, default: Some("quick".to_owned()), flag: "--length" }
+    Question { text, choices: Vec::new(), default: Some("quick".to_owned()), flag: "--length" }
 }
 
 fn out_question() -> Question<'static> {
     let text = "Write the run file to";
-    Question { text, default: as_text(&free_path("run", ".toml")), flag: "--out" }
+    Question { text, choices: Vec::new(), default: as_text(&free_path("run", ".toml")), flag: "--out" }
 }
 
 /// Checks that a run file may be written there.
@@ -156,30 +186,32 @@ fn check_out(path: &Path, force: bool) -> anyhow::Result<PathBuf> {
     Ok(path.to_owned())
 }
 
-/// Reads one of the names of a list of choices.
-fn choice<T: ValueEnum>(flag: &str, text: &str) -> anyhow::Result<T> {
-    T::from_str(text, true).map_err(|_| {
-        let names = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-        let names: Vec<String> = names.map(|name| name.get_name().to_owned()).collect();
-        refused(&format!("{flag} {text}"), format!("give one of {}", names.join(", "))).into()
-    })
+fn check_goal(text: &str) -> anyhow::Result<Goal> {
+    let names = || Goal::every().map(Goal::name).collect::<Vec<_>>().join(", ");
+    Goal::find(text).ok_or_else(|| not_a_choice("--stage", text, &names()).into())
+}
+
+fn check_length(text: &str) -> anyhow::Result<RunLength> {
+    RunLength::from_str(text, true).map_err(|_| not_a_choice("--length", text, "quick, normal").into())
+}
+
+fn not_a_choice(flag: &str, text: &str, names: &str) -> ConfigError {
+    refused(&format!("{flag} {text}"), format!("give one of {names}"))
 }
 
 /// Refuses a flag that has no effect on what is trained.
 fn refuse_unused_flags(goal: Goal, arguments: &InitArgs) -> Result<(), ConfigError> {
-    let reads = |goals: &[Goal]| goal == Goal::All || goals.contains(&goal);
-    for (flag, is_given, is_read) in [
-        ("--data", !arguments.data.is_empty(), reads(&[Goal::Sft])),
-        ("--preferences", !arguments.preferences.is_empty(), reads(&[Goal::Rm])),
-        ("--prompts", !arguments.prompts.is_empty(), reads(&[Goal::Ppo])),
-        ("--reward-model", arguments.reward_model.is_some(), goal == Goal::Ppo),
-    ] {
-        if is_given && !is_read {
-            let problem = format!("`{}` does not read it: leave it out", command(goal));
-            return Err(refused(flag, problem));
-        }
+    let reads = |flag: &str| {
+        let is_rows = goal.stages().iter().any(|stage| stage.init.rows.flag() == flag);
+        is_rows || other_model(goal).is_some_and(|other| other.flag == flag)
+    };
+    let kinds = [RowKind::Demonstrations, RowKind::Pairs, RowKind::Prompts];
+    let rows = kinds.map(|kind| (kind.flag(), !rows::given(kind, arguments).is_empty()));
+    let models = ["--reward-model", "--teacher"].map(|flag| (flag, given_model(flag, arguments).is_some()));
+    match rows.into_iter().chain(models).find(|&(flag, is_given)| is_given && !reads(flag)) {
+        Some((flag, _)) => Err(refused(flag, format!("`{}` does not read it: leave it out", goal.command()))),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn ask_model<R: BufRead, W: Write>(

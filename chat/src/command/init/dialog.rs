@@ -16,6 +16,8 @@ const TRIES: usize = 20;
 pub(super) struct Question<'a> {
     /// The question, without its end.
     pub(super) text: &'a str,
+    /// The answers that there are, each with what it means; empty if there are others.
+    pub(super) choices: Vec<(&'static str, String)>,
     /// What an empty line means.
     pub(super) default: Option<String>,
     /// The flag that answers it.
@@ -73,6 +75,9 @@ impl<R: BufRead, W: Write> Dialog<R, W> {
         }
 
         self.asked += 1;
+        for (name, meaning) in &question.choices {
+            writeln!(self.output, "   {name:<8} {meaning}")?;
+        }
         for _ in 0..TRIES {
             let given = self.read(question)?;
             let answer = if given.is_empty() { question.default.clone().unwrap_or_default() } else { given };
@@ -134,7 +139,12 @@ mod tests {
     use super::*;
 
     fn question(default: Option<&str>) -> Question<'static> {
-        Question { text: "How many", default: default.map(str::to_owned), flag: "--many" }
+        Question {
+            text: "How many",
+            choices: Vec::new(),
+            default: default.map(str::to_owned),
+            flag: "--many",
+        }
     }
 
     fn number(text: &str) -> anyhow::Result<u32> {

@@ -5,11 +5,11 @@
 use toml::Value;
 
 use super::answers::{Answers, ModelAnswer};
-use super::command;
-use crate::args::{Goal, RunLength};
+use crate::args::RunLength;
 use crate::config::section::Dtype;
 use crate::machine_speed::MachineSpeed;
 use crate::shell::quote;
+use crate::stage::definition::{InitKey, InitSizes, InitStage};
 
 /// The longest row in tokens, if the model can read as many.
 const MAX_LENGTH: i64 = 1024;
@@ -20,18 +20,19 @@ const MAX_NEW_TOKENS: i64 = 128;
 pub(super) fn text(answers: &Answers, speed: Option<&MachineSpeed>) -> String {
     let mut file = RunFile::default();
     file.header(answers);
-    match answers.goal {
-        Goal::All => {
-            file.stages();
-            file.shared(answers, speed);
-            for goal in [Goal::Sft, Goal::Rm, Goal::Ppo] {
-                file.stage(answers, goal, &format!("stage.{}.", command(goal)));
-            }
+    let stages = answers.goal.stages();
+    if answers.goal.is_all() {
+        file.stages(&stages);
+    }
+    file.shared(answers, speed);
+    for (index, &stage) in stages.iter().enumerate() {
+        let prefix = if answers.goal.is_all() { format!("stage.{}.", stage.name()) } else { String::new() };
+        // In a pipeline, only the first stage starts from this model.
+        if answers.goal.is_all() && index == 0 {
+            file.section(&format!("{prefix}model"));
+            file.model_path(&answers.model);
         }
-        goal => {
-            file.shared(answers, speed);
-            file.stage(answers, goal, "");
-        }
+        file.stage(answers, stage, &prefix);
     }
     file.0
 }
@@ -59,7 +60,7 @@ impl RunFile {
     }
 
     fn header(&mut self, answers: &Answers) {
-        let start = format!("colossal-chat {} --config {}", command(answers.goal), quote(&answers.out));
+        let start = format!("colossal-chat {} --config {}", answers.goal.command(), quote(&answers.out));
         self.line(
             "# A run file of colossal-chat. Paths count from the folder in which the command is given.",
         );
@@ -74,18 +75,18 @@ impl RunFile {
         self.key("The run folder. Another run needs another one.", "out", &folder);
     }
 
-    fn stages(&mut self) {
+    fn stages(&mut self, stages: &[InitStage]) {
         self.section("pipeline");
         let comment =
             "What is done, in this order. Each part starts from what the part before it has written.";
-        self.key(comment, "stages", r#"["sft", "rm", "ppo"]"#);
+        let names: Vec<String> = stages.iter().map(|stage| stage.name().to_owned()).collect();
+        self.key(comment, "stages", &list(&names));
     }
 
     /// The sections that every stage of the file reads.
     fn shared(&mut self, answers: &Answers, speed: Option<&MachineSpeed>) {
         self.section("model");
-        // In a pipeline, only the first stage starts from this model.
-        if answers.goal != Goal::All {
+        if !answers.goal.is_all() {
             self.model_path(&answers.model);
         }
         self.dtype(speed.zip(answers.model.hidden_size));
@@ -131,59 +132,54 @@ impl RunFile {
     }
 
     /// The sections of one stage.
-    fn stage(&mut self, answers: &Answers, goal: Goal, prefix: &str) {
-        let is_first = goal == Goal::Sft;
-        if answers.goal == Goal::All && is_first {
-            self.section(&format!("{prefix}model"));
-            self.model_path(&answers.model);
+    fn stage(&mut self, answers: &Answers, stage: InitStage, prefix: &str) {
+        let sizes = sizes(answers);
+        self.data(answers, stage, prefix, sizes);
+        self.train(answers.length, stage, prefix);
+
+        let keys = (stage.init.keys)(&sizes);
+        let Some(own) = stage.stage.schema.sections.first() else { return };
+        if keys.is_empty() && answers.other_model.is_none() {
+            return;
         }
-        self.data(answers, goal, prefix);
-        self.train(answers.length, goal, prefix);
-        if goal == Goal::Ppo {
-            self.ppo(answers, prefix);
+        self.section(&format!("{prefix}{own}"));
+        if let (Some(other), Some(model)) = (&stage.init.other_model, &answers.other_model) {
+            self.key(other.comment, other.key, &string(&model.name));
+        }
+        for InitKey { comment, key, value } in keys {
+            self.key(comment, key, &value);
         }
     }
 
-    fn data(&mut self, answers: &Answers, goal: Goal, prefix: &str) {
+    fn data(&mut self, answers: &Answers, stage: InitStage, prefix: &str, sizes: InitSizes) {
         self.section(&format!("{prefix}data"));
-        let (comment, files) = match goal {
-            Goal::Rm => ("Pairs of a better and a worse answer.", &answers.rows.pairs),
-            Goal::Ppo => (
-                "Prompts. The model answers them, and the reward model scores the answers.",
-                &answers.rows.prompts,
-            ),
-            _ => ("Demonstrations: conversations, or prompts with answers.", &answers.rows.demonstrations),
-        };
-        self.key(comment, "train", &list(files));
+        let rows = stage.init.rows;
+        self.key(rows.comment(), "train", &list(answers.rows.of(rows)));
 
-        let positions = answers.model.max_positions.unwrap_or(MAX_LENGTH);
-        let longest = positions.min(MAX_LENGTH);
+        let longest = positions(answers).min(MAX_LENGTH);
         // The reply follows the prompt, so a prompt leaves room for the longest one.
-        let (what, length) = match goal {
-            Goal::Ppo => ("prompt", longest - max_new_tokens(positions)),
-            _ => ("row", longest),
+        let (what, length) = if stage.stage.schema.has_rollouts {
+            ("prompt", longest - sizes.max_new_tokens)
+        } else {
+            ("row", longest)
         };
         let comment = format!("The longest {what} in tokens. Longer ones are left out and counted.");
         self.key(&comment, "max_length", &length.to_string());
 
-        if goal != Goal::Ppo {
+        if stage.stage.schema.reads("data.eval") {
             self.line("# The part of the rows that is held out, to measure with; needs `every` in [eval].");
             self.line("# eval_fraction = 0.05");
         }
     }
 
-    fn train(&mut self, length: RunLength, goal: Goal, prefix: &str) {
+    fn train(&mut self, length: RunLength, stage: InitStage, prefix: &str) {
         self.section(&format!("{prefix}train"));
-        let (lr, small) = match goal {
-            Goal::Rm => ("1e-5", "5e-4"),
-            Goal::Ppo => ("1e-6", "5e-5"),
-            _ => ("2e-5", "1e-3"),
-        };
+        let [lr, small] = stage.init.lr;
         let comment = format!("The highest learning rate. A small model takes more, up to {small}.");
         self.key(&comment, "lr", lr);
 
-        // PPO counts iterations, and has the sizes of its batches in [ppo].
-        if goal == Goal::Ppo {
+        // A stage with rollouts counts iterations, and has the sizes of its batches in its own section.
+        if stage.stage.schema.has_rollouts {
             let comment = "Replies in one forward pass. Lower it when memory runs out.";
             self.key(comment, "micro_batch_size", "4");
         } else {
@@ -214,33 +210,17 @@ impl RunFile {
         self.key(comment, "scheduler", &string("cosine"));
         self.key("Steps in which the rate rises from 0.", "warmup_steps", warmup);
     }
-
-    fn ppo(&mut self, answers: &Answers, prefix: &str) {
-        self.section(&format!("{prefix}ppo"));
-        if let Some(model) = &answers.reward_model {
-            let comment = "The model that scores answers; the critic starts as a copy of it.";
-            self.key(comment, "reward_model", &string(&model.name));
-        }
-        let (iterations, batch) = match answers.length {
-            RunLength::Quick => ("3", "8"),
-            RunLength::Normal => ("100", "64"),
-        };
-        let comment = "Iterations. In each the model answers prompts and learns from the scores.";
-        self.key(comment, "iterations", iterations);
-        self.key("Prompts of one iteration.", "rollout_batch_size", batch);
-        self.key("Replies of one optimizer step.", "mini_batch_size", batch);
-        let positions = answers.model.max_positions.unwrap_or(MAX_LENGTH);
-        self.key("The longest reply in tokens.", "max_new_tokens", &max_new_tokens(positions).to_string());
-        let comment =
-            "What keeps the model near the one it started from. Raise it when the replies degenerate.";
-        self.key(comment, "kl_coef", "0.05");
-        self.key("The highest learning rate of the critic.", "critic_lr", "1e-5");
-    }
 }
 
-/// Leaves most of the positions for prompts.
-fn max_new_tokens(positions: i64) -> i64 {
-    MAX_NEW_TOKENS.min(positions / 4).max(1)
+/// The longest sequence that the model reads, in tokens.
+fn positions(answers: &Answers) -> i64 {
+    answers.model.max_positions.unwrap_or(MAX_LENGTH)
+}
+
+/// Replies leave most of the positions for prompts.
+fn sizes(answers: &Answers) -> InitSizes {
+    let max_new_tokens = MAX_NEW_TOKENS.min(positions(answers) / 4).max(1);
+    InitSizes { is_quick: answers.length == RunLength::Quick, max_new_tokens }
 }
 
 fn string(text: &str) -> String {

@@ -65,12 +65,12 @@ fn typed(folder: &TempDir, words: &[&str], lines: &str) -> (anyhow::Result<Answe
 fn read_back(folder: &TempDir, answers: &Answers) -> Vec<config::RunConfig> {
     let file = folder.path().join("run.toml");
     fs::write(&file, run_file::text(answers, None)).unwrap();
-    if answers.goal == Goal::All {
+    if answers.goal.is_all() {
         let config = config::load_pipeline(&file, &[], &stage::schemas()).unwrap();
         assert_eq!(config.warnings, Vec::<String>::new());
         return ["sft", "rm", "ppo"].map(|name| config.stages[name].clone()).into();
     }
-    let stage = stage::find(command(answers.goal)).unwrap();
+    let stage = stage::find(answers.goal.name()).unwrap();
     let loaded = config::load(&file, &[], &stage.schema, &stage::schemas()).unwrap();
     assert_eq!(loaded.warnings, Vec::<String>::new());
     vec![loaded.config]
@@ -79,32 +79,44 @@ fn read_back(folder: &TempDir, answers: &Answers) -> Vec<config::RunConfig> {
 #[test]
 fn at_most_five_questions_make_a_run_file_that_its_command_reads() {
     let folder = place();
-    for (goal, lines) in [
-        (Goal::Sft, "sft\n@/base\n@/chats.jsonl\nquick\n@/new.toml\n"),
-        (Goal::Rm, "rm\n@/base\n@/pairs.jsonl\nnormal\n@/new.toml\n"),
-        (Goal::Ppo, "ppo\n@/base\n@/judge\n@/prompts.jsonl, @/pairs.jsonl\nnormal\n"),
-        (Goal::All, "all\n@/base\n@/pairs.jsonl,@/chats.jsonl\nnormal\n@/new.toml\n"),
+    for lines in [
+        "sft\n@/base\n@/chats.jsonl\nquick\n@/new.toml\n",
+        "rm\n@/base\n@/pairs.jsonl\nnormal\n@/new.toml\n",
+        "dpo\n@/base\n@/pairs.jsonl\nquick\n@/new.toml\n",
+        "kto\n@/base\n@/thumbs.jsonl,@/pairs.jsonl\nquick\n@/new.toml\n",
+        "orpo\n@/base\n@/pairs.jsonl\nnormal\n@/new.toml\n",
+        "simpo\n@/base\n@/pairs.jsonl\nquick\n@/new.toml\n",
+        "cpo\n@/base\n@/pairs.jsonl\nquick\n@/new.toml\n",
+        "distill\n@/base\n@/base\n@/chats.jsonl\nnormal\n",
+        "ppo\n@/base\n@/judge\n@/prompts.jsonl, @/pairs.jsonl\nnormal\n",
+        "all\n@/base\n@/pairs.jsonl,@/chats.jsonl\nnormal\n@/new.toml\n",
     ] {
         let (answers, asked, seen) = typed(&folder, &[], lines);
         let answers = answers.unwrap();
-        assert!(asked <= 5 && answers.goal == goal, "{seen}");
+        let goal = answers.goal.name();
+        assert!(asked <= 5 && lines.starts_with(&format!("{goal}\n")), "{seen}");
         let stages = read_back(&folder, &answers);
         assert_eq!(stages[0].model.path, Some(path(&folder, "base")));
         // The model reads 64 tokens, and no row may be longer.
         assert!(stages.iter().all(|stage| stage.data.max_length <= 64));
-        if goal == Goal::Ppo {
-            assert_eq!(
-                stages[0].data.train.0,
-                ["prompts.jsonl", "pairs.jsonl"].map(|name| path(&folder, name))
-            );
-            assert_eq!(stages[0].ppo.reward_model.0, [path(&folder, "judge")]);
-        }
-        if goal == Goal::All {
-            let files = ["chats.jsonl", "pairs.jsonl", "pairs.jsonl"].map(|name| path(&folder, name));
-            assert!(stages.iter().map(|stage| &stage.data.train.0[0]).eq(&files));
-            assert!(stages[1].model.path.is_none());
+        match goal {
+            "ppo" => {
+                let files = ["prompts.jsonl", "pairs.jsonl"].map(|name| path(&folder, name));
+                assert_eq!(stages[0].data.train.0, files);
+                assert_eq!(stages[0].ppo.reward_model.0, [path(&folder, "judge")]);
+            }
+            "distill" => assert_eq!(stages[0].distill.teacher, Some(path(&folder, "base"))),
+            "all" => {
+                let files = ["chats.jsonl", "pairs.jsonl", "pairs.jsonl"].map(|name| path(&folder, name));
+                assert!(stages.iter().map(|stage| &stage.data.train.0[0]).eq(&files));
+                assert!(stages[1].model.path.is_none());
+            }
+            _ => {}
         }
     }
+    // Every stage with a command has a run file.
+    let with_command = stage::ALL.iter().filter(|stage| stage.command.is_some()).count();
+    assert_eq!(stage::with_init().count(), with_command);
 }
 
 #[test]
@@ -114,7 +126,7 @@ fn an_answer_is_checked_before_the_next_question() {
     let (answers, asked, seen) = typed(&folder, &[], lines);
     assert!(answers.is_ok() && asked == 5, "{seen}");
     for words in [
-        "--stage train: give one of sft, rm, ppo, all",
+        "--stage train: give one of sft, distill, rm, dpo, kto, orpo, simpo, cpo, ppo, all",
         "nothing",
         "is a reward model: name a language model",
         "is a language model: name the folder of a reward model",
@@ -127,7 +139,7 @@ fn an_answer_is_checked_before_the_next_question() {
     assert!(refused.is_err() && seen.contains("demonstration"), "{seen}");
     let (refused, _, seen) = typed(&folder, &[], "all\n@/base\n@/chats.jsonl\n@/thumbs.jsonl\n");
     assert!(refused.is_err() && seen.contains("preference rows"), "{seen}");
-    assert!(seen.contains("no stage trains on the layout unpaired"), "{seen}");
+    assert!(seen.contains("no stage of this file trains on the layout unpaired"), "{seen}");
 }
 
 #[test]
@@ -137,15 +149,25 @@ fn flags_answer_their_questions() {
     let words =
         ["--model", &model, "--data", &data, "--length", "quick", "--stage", "sft", "--out", "x.toml"];
     let (answers, asked, _) = typed(&folder, &words, "");
-    assert_eq!((asked, answers.unwrap().rows.demonstrations), (0, vec![data]));
+    let answers = answers.unwrap();
+    assert_eq!((asked, answers.rows.of(RowKind::Demonstrations)), (0, &[data][..]));
     for (words, flag) in [
         (["--stage", "sft", "--prompts", "x"], "--prompts: `sft` does not read it"),
         (["--stage", "rm", "--data", "x"], "--data: `rm` does not read it"),
         (["--stage", "all", "--reward-model", "x"], "--reward-model: `pipeline` does not read it"),
+        (["--stage", "dpo", "--teacher", "x"], "--teacher: `dpo` does not read it"),
     ] {
         let error = typed(&folder, &words, "").0.unwrap_err().to_string();
         assert!(error.starts_with(flag), "{error}");
     }
+}
+
+fn goal(name: &str) -> Goal {
+    Goal::find(name).unwrap()
+}
+
+fn reward_question(nearby: &Nearby) -> Question<'static> {
+    other_question(other_model(goal("ppo")).unwrap(), nearby)
 }
 
 #[test]
@@ -155,7 +177,7 @@ fn the_defaults_are_what_lies_here() {
     fs::write(folder.path().join("judge/model.safetensors"), "").unwrap();
     let nearby = Nearby::search(folder.path());
     assert_eq!(goal_question(&nearby).default, Some("all".to_owned()));
-    assert_eq!(model_question(Goal::Ppo, &nearby).default, Some(path(&folder, "base")));
+    assert_eq!(model_question(goal("ppo"), &nearby).default, Some(path(&folder, "base")));
     assert_eq!(reward_question(&nearby).default, Some(path(&folder, "judge")));
     let files = ["chats.jsonl", "pairs.jsonl", "prompts.jsonl"].map(|name| path(&folder, name));
     // Rows to measure with, and a name that a terminal obeys, come before these by name.
@@ -163,13 +185,13 @@ fn the_defaults_are_what_lies_here() {
         fs::copy(&files[0], folder.path().join(name)).unwrap();
     }
     let mut nearby = Nearby::search(folder.path());
-    assert_eq!(default_files(Goal::All, &nearby), Some(files.join(", ")));
-    assert_eq!(default_files(Goal::Rm, &nearby), Some(files[1].clone()));
-    assert_eq!(default_files(Goal::Sft, &Nearby::default()), None);
+    assert_eq!(default_files(goal("all"), &nearby), Some(files.join(", ")));
+    assert_eq!(default_files(goal("rm"), &nearby), Some(files[1].clone()));
+    assert_eq!(default_files(goal("sft"), &Nearby::default()), None);
     let run = |path: &str, name| Run { path: path.into(), name, command: name, is_finished: true };
     nearby.runs = vec![run("runs/rm", "rm"), run("runs/sft", "sft")];
-    assert_eq!(model_question(Goal::Sft, &nearby).default, Some(path(&folder, "base")));
-    assert_eq!(model_question(Goal::Rm, &nearby).default, Some("runs/sft".to_owned()));
+    assert_eq!(model_question(goal("sft"), &nearby).default, Some(path(&folder, "base")));
+    assert_eq!(model_question(goal("rm"), &nearby).default, Some("runs/sft".to_owned()));
     assert_eq!(reward_question(&nearby).default, Some("runs/rm".to_owned()));
 }
 
