@@ -1,4 +1,4 @@
-//! Filters: what is taken out of a reply before it is scored (`filters/` and `tasks/bbh/zeroshot/utils.py` of
+//! Filters, or answer extraction: what is taken out of a reply before it is scored (`filters/` and `tasks/bbh/zeroshot/utils.py` of
 //! lm-evaluation-harness 0.4.13; [`Filter::CutAtStop`] and [`Filter::StripThinking`] are what
 //! `postprocess_generated_text` in its `models/utils.py` does).
 //!
