@@ -13,7 +13,7 @@ use datasets::{
 use serde::Serialize;
 
 use crate::console::print_rows;
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::output;
 
 /// The input path that stands for stdin.

@@ -39,8 +39,8 @@ use signal_hook::iterator::Signals;
 use crate::config::section::ParallelSection;
 use crate::config::{ConfigError, Difference, differences};
 use crate::console::print_stderr;
-use crate::exit::{self, Failure};
-use crate::interrupt;
+use crate::failure::Failure;
+use crate::{exit, interrupt};
 
 /// How long the other ranks may take to exit after one has failed.
 const GRACE_PERIOD: Duration = Duration::from_secs(4);

@@ -15,7 +15,7 @@ use parallel::regular_file;
 use serde::{Deserialize, Serialize};
 use tch::Kind;
 
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::{own_file, user_folders};
 
 /// The speeds of a machine with a number of threads.

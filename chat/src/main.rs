@@ -9,6 +9,7 @@ mod device;
 mod display;
 mod evaluation;
 mod exit;
+mod failure;
 mod feedback;
 mod folder;
 mod input;

@@ -28,7 +28,7 @@ use crate::config::section::PipelineStep;
 use crate::config::{ConfigError, PipelineConfig};
 use crate::console::print_stderr;
 use crate::evaluation::output::LARGEST_RESULTS;
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::record::LARGEST_ROWS;
 use crate::replies::{Question, SamplingOptions, replies};
 use crate::stage::{self, Stage, base, ppo, rm, sft};

@@ -22,7 +22,7 @@ use crate::args::DoctorArgs;
 use crate::config::{ConfigError, DeviceSetting};
 use crate::console::{print, print_stderr};
 use crate::device;
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::machine_speed::{self, DtypeSpeed, MachineSpeed};
 
 /// The complete report.

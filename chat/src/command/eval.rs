@@ -26,7 +26,7 @@ use crate::console::{print, print_stderr};
 use crate::evaluation::held::Held;
 use crate::evaluation::job::{self, EvalJob, Outcome};
 use crate::evaluation::{Candidate, model};
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::launch::{self, Job, StartupSpec};
 use crate::remote::KeyPlan;
 use crate::{interrupt, shell};

@@ -29,7 +29,7 @@ use crate::console::print_stderr;
 use crate::display::Display;
 use crate::evaluation::Candidate;
 use crate::evaluation::job::{self, EvalJob};
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::folder::{self, FolderRequest, LengthChange, RunFolder, check_run_settings, check_settings};
 use crate::launch::{self, Job, StartupSpec};
 use crate::own_file;

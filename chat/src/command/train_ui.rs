@@ -27,7 +27,8 @@ use tui::terminal::Environment;
 use super::watch;
 use crate::config::ConfigError;
 use crate::console::print_stderr;
-use crate::exit::{FAILED, Failure};
+use crate::exit::FAILED;
+use crate::failure::Failure;
 use crate::run_reader::{Follower, Piece, RunReader};
 use crate::{folder, interrupt, launch, live, own_file};
 

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::endpoint::ENDPOINT_DIGEST;
 use crate::config::ConfigError;
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::feedback::timestamp::Timestamp;
 use crate::folder;
 use crate::own_file::{self, io_error};

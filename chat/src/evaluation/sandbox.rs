@@ -40,7 +40,7 @@ use std::time::Duration;
 use eval::code_execution::{CodeRunner, Program, RunnerError, Verdict};
 use parallel::syscall_filter;
 
-use crate::exit::Failure;
+use crate::failure::Failure;
 use command::{ROOT, Tools, on_path};
 use interpreter::Interpreter;
 pub(crate) use limits::most_memory;

@@ -14,7 +14,7 @@ use parallel::regular_file;
 use serde_json::Value;
 
 use super::{FeedbackRow, Source};
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::own_file;
 
 /// The longest file that is read, in bytes.

@@ -20,7 +20,7 @@ use super::peak_memory::{self, PeakMemory, SequenceLengths};
 use super::step_time::{DtypeTime, PlannedRun, StepTime};
 use crate::config::RunConfig;
 use crate::device;
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::machine_speed::{Machine, MachineSpeed};
 
 /// A model of a stage.
@@ -96,7 +96,7 @@ pub(super) fn check(
     if let Some(shortage) = shortage.as_ref().filter(|shortage| shortage.is_certain)
         && !matches!(ctx.mode, RunMode::Plan { .. })
     {
-        return Err(Failure::DoesNotFit(shortage.clone()).into());
+        return Err(Failure::DoesNotFit(shortage.to_string()).into());
     }
     let run = PlannedRun { config, mesh, models, state: &state, lengths };
     let speed = MachineSpeed::load(&Machine::here(threads(config, ctx)))?;

@@ -15,7 +15,7 @@ use tui::chat::event::{ContextPolicy, Sampling};
 use tui::line::Statistics;
 
 use crate::args::ModelArgs;
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::remote::{RemoteModel, RemoteOptions};
 use crate::session::Session;
 

@@ -20,7 +20,7 @@ use super::sessions::Sessions;
 use crate::args::ChatArgs;
 use crate::config::ConfigError;
 use crate::console;
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::interrupt;
 
 const HELP: [&str; 5] = [

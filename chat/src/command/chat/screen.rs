@@ -19,6 +19,7 @@ use tui::screen::{Input, Options, Screen};
 use super::sessions::Sessions;
 use super::worker::{Work, Worker, to_messages};
 use super::{Kept, export};
+use crate::failure::Failure;
 use crate::feedback::{FeedbackLog, FeedbackRow, Source};
 use crate::{console, exit, interrupt};
 
@@ -117,7 +118,7 @@ impl Loop {
 
             // A signal ends the chat like /quit, but with its own exit code.
             if interrupt::is_stop_requested() {
-                return Err(exit::Failure::Interrupted.into());
+                return Err(Failure::Interrupted.into());
             }
 
             frames.note(&happened);

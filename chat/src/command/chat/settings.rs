@@ -10,7 +10,7 @@ use tui::chat::event::ContextPolicy;
 use tui::chat::keys::Keymap;
 use tui::theme::ThemeName;
 
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::user_folders;
 
 /// What a user can set for all chats.

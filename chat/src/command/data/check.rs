@@ -18,8 +18,8 @@ use tui::number::median;
 
 use crate::args::CheckArgs;
 use crate::console::print;
-use crate::exit::{self, Failure};
-use crate::model_folder;
+use crate::failure::Failure;
+use crate::{exit, model_folder};
 
 /// The maximum number of errors to show.
 const MAX_SHOWN_ERRORS: usize = 10;

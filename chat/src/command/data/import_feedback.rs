@@ -15,7 +15,7 @@ use tui::number::counted;
 use crate::args::{FeedbackOutputs, ImportFeedbackArgs};
 use crate::config::ConfigError;
 use crate::console::{print, print_stderr};
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::feedback::read::{self, Feedback};
 use crate::feedback::training_rows::{self, LeftOut, TrainingRows};
 use crate::feedback::{FeedbackRow, default_folder};

@@ -9,7 +9,7 @@ use crate::args::EvalFetchArgs;
 use crate::config::ConfigError;
 use crate::console::print_stderr;
 use crate::evaluation::job;
-use crate::exit::Failure;
+use crate::failure::Failure;
 
 /// The branch on which the hub keeps Parquet files of datasets that are stored in another form.
 const CONVERTED: &str = "refs/convert/parquet";

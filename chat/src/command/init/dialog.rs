@@ -7,6 +7,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use tui::text::{sanitize, single_line};
 
 use crate::config::ConfigError;
+use crate::failure::Failure;
 use crate::{exit, user_folders};
 
 /// How many lines that do not pass the check one question may get, so that a broken terminal ends the dialog.
@@ -107,7 +108,7 @@ impl<R: BufRead, W: Write> Dialog<R, W> {
         write!(self.output, "{}. {}{default}: ", self.asked, question.text)?;
         self.output.flush()?;
         let mut line = String::new();
-        if self.input.read_line(&mut line).map_err(exit::Failure::Stdin)? == 0 {
+        if self.input.read_line(&mut line).map_err(Failure::Stdin)? == 0 {
             writeln!(self.output)?;
             return Err(unanswered(question, "the input has ended").into());
         }

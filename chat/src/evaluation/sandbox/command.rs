@@ -23,7 +23,7 @@ use std::time::Duration;
 use super::SUPERVISE;
 use super::interpreter::Interpreter;
 use super::limits::{self, MOST_WORKERS, TMP_FILES, TMP_SIZE};
-use crate::exit::Failure;
+use crate::failure::Failure;
 
 /// Starts a sandbox.
 pub(super) const START: &str = include_str!("start.sh");

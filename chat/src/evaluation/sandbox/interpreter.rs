@@ -10,7 +10,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use crate::exit::Failure;
+use crate::failure::Failure;
 
 /// Prints what [`Found`] holds.
 const DESCRIBE: &str = include_str!("interpreter.py");

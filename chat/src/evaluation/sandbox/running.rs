@@ -16,7 +16,7 @@ use parallel::syscall_filter;
 
 use super::broken;
 use super::limits::{GRACE, START};
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::interrupt;
 
 /// The time between two looks at a sandbox.

@@ -11,7 +11,7 @@ use crate::args::{EvalJudgeArgs, JudgeMode};
 use crate::config::ConfigError;
 use crate::evaluation::model::{Candidate, check_endpoint_flags, check_folder, check_folder_flags};
 use crate::evaluation::output::file_name;
-use crate::exit::Failure;
+use crate::failure::Failure;
 use crate::remote::KeyPlan;
 
 /// The most tokens of an answer (`max_new_token` of `gen_model_answer.py` of `FastChat`).

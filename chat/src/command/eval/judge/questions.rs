@@ -11,7 +11,7 @@ use eval::judge::{AnswerSheet, Question, add_references};
 
 use crate::args::EvalJudgeArgs;
 use crate::config::ConfigError;
-use crate::exit::Failure;
+use crate::failure::Failure;
 
 /// Where questions come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
