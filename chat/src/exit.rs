@@ -10,47 +10,84 @@
 //! | 5 | the loss or the gradient diverged |
 //! | 130 | a signal stopped the program |
 //!
-//! The exit code is determined by the first error in the chain of causes whose type belongs to this
-//! workspace, and by the error that it wraps.
+//! The exit code is determined by the [`ErrorClass`] of the first error in the chain of causes whose type
+//! belongs to this workspace. Which class an error has is said beside its type.
 
 use std::any::Any;
+use std::error::Error as StdError;
 use std::io;
 
 use anyhow::Error;
+use parallel::{ErrorClass, error_class, safetensors_file};
 
-use crate::config::ConfigError;
+use crate::config::error::ConfigError;
 use crate::failure::Failure;
 use crate::remote::RemoteError;
 
 /// The run failed.
-pub(crate) const FAILED: u8 = 1;
+pub(crate) const FAILED: u8 = code_of(ErrorClass::Failed);
 /// Usage or configuration.
-pub(crate) const USAGE: u8 = 2;
-/// Data.
-pub(crate) const DATA: u8 = 3;
+pub(crate) const USAGE: u8 = code_of(ErrorClass::Usage);
 /// Device or memory.
-pub(crate) const DEVICE: u8 = 4;
-/// The loss or the gradient diverged.
-pub(crate) const DIVERGED: u8 = 5;
+pub(crate) const DEVICE: u8 = code_of(ErrorClass::Device);
 /// SIGINT, SIGTERM or SIGHUP stopped the program.
-pub(crate) const INTERRUPTED: u8 = 130;
+pub(crate) const INTERRUPTED: u8 = code_of(ErrorClass::Interrupted);
+
+/// The exit code of a class.
+const fn code_of(class: ErrorClass) -> u8 {
+    match class {
+        ErrorClass::Failed | ErrorClass::OfSource => 1,
+        ErrorClass::Usage => 2,
+        ErrorClass::Data => 3,
+        ErrorClass::Device => 4,
+        ErrorClass::Diverged => 5,
+        ErrorClass::Interrupted => 130,
+    }
+}
 
 /// The exit code for `error`.
 pub(crate) fn code(error: &Error) -> u8 {
     if is_disk_full(error) {
         return FAILED;
     }
-    let plain = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(of_io);
-    error.chain().find_map(of_cause).or_else(|| error.chain().find_map(plain)).unwrap_or(FAILED)
+    if let Some(Failure::AlreadyReported { code } | Failure::Rank { code, .. }) = error.downcast_ref() {
+        return *code;
+    }
+    let plain = |cause: &(dyn StdError + 'static)| {
+        cause.downcast_ref().map(|error: &io::Error| ErrorClass::of_io(error.kind()))
+    };
+    let class = error.chain().find_map(class_of).or_else(|| error.chain().find_map(plain));
+    code_of(class.unwrap_or(ErrorClass::Failed))
+}
+
+/// The class of an error of this workspace or of tch.
+fn class_of(cause: &(dyn StdError + 'static)) -> Option<ErrorClass> {
+    let rows = || cause.downcast_ref().map(datasets::Error::class);
+    let evaluation = || cause.downcast_ref().map(eval::Error::class);
+    let class = (cause.downcast_ref().map(Failure::class))
+        .or_else(|| cause.downcast_ref().map(ConfigError::class))
+        .or_else(|| cause.downcast_ref().map(RemoteError::class))
+        .or_else(|| cause.downcast_ref().map(rlhf::Error::class))
+        .or_else(|| cause.downcast_ref().map(gemini::Error::class))
+        .or_else(|| cause.downcast_ref().map(models::Error::class))
+        .or_else(|| cause.downcast_ref().map(parallel::Error::class))
+        .or_else(|| cause.downcast_ref().map(parallel::SysError::class))
+        .or_else(|| cause.downcast_ref().map(safetensors_file::Error::class))
+        .or_else(|| cause.downcast_ref::<tch::TchError>().map(ErrorClass::of_torch))
+        .or_else(|| rows().or_else(evaluation).map(rlhf::class_of_rows))?;
+    if class != ErrorClass::OfSource {
+        return Some(class);
+    }
+    cause.source().and_then(class_of).or(Some(ErrorClass::Failed))
 }
 
 /// Whether the reader of this program's output closed the pipe, as in `colossal-chat ... | head`. This is not
 /// a failure. A broken network connection is one: it is wrapped in an error type of one of the crates.
 pub(crate) fn is_broken_pipe(error: &Error) -> bool {
-    if error.chain().any(|cause| of_cause(cause).is_some()) {
+    if error.chain().any(|cause| class_of(cause).is_some()) {
         return false;
     }
-    let broken = |cause: &(dyn std::error::Error + 'static)| {
+    let broken = |cause: &(dyn StdError + 'static)| {
         cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
             || cause
                 .downcast_ref::<serde_json::Error>()
@@ -113,7 +150,7 @@ fn is_disk_full(error: &Error) -> bool {
 /// The exit code for a panic with this message. When libtorch runs out of memory, the infallible operators of
 /// tch panic.
 pub(crate) fn of_panic(message: &str) -> u8 {
-    if is_out_of_memory(message) || over_budget(message).is_some() { DEVICE } else { FAILED }
+    code_of(ErrorClass::of_torch(message))
 }
 
 /// The message of a panic.
@@ -124,375 +161,12 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
 
 /// What the user should know about a panic with this message.
 pub(crate) fn panic_text(message: &str) -> String {
-    if let Some(text) = over_budget(message) {
-        text
-    } else if is_out_of_memory(message) {
+    if let Some(reason) = error_class::refusal(message) {
+        reason
+    } else if error_class::is_out_of_memory(message) {
         "out of memory: lower train.micro_batch_size, --batch-size or data.max_length".to_owned()
     } else {
         format!("this program panicked, which is a bug in it: {message}")
-    }
-}
-
-/// The reason of the memory manager inside a message of libtorch, or inside the panic of a tensor operation,
-/// which quotes that message as `Torch("...")`.
-pub(crate) fn over_budget(message: &str) -> Option<String> {
-    let (_, reason) = message.split_once(gemini::NO_MEMORY_FOR_TENSOR)?;
-    Some(reason.lines().next()?.trim_end_matches("\")").replace("\\\"", "\""))
-}
-
-/// Whether a libtorch message reports that memory ran out.
-pub(crate) fn is_out_of_memory(message: &str) -> bool {
-    // `_STATUS_ALLOC_FAILED` ends what the libraries of CUDA say, such as CUBLAS_STATUS_ALLOC_FAILED.
-    [
-        "can't allocate memory",
-        "out of memory",
-        "not enough memory",
-        "_STATUS_ALLOC_FAILED",
-        "bad_alloc",
-        "Cannot allocate memory",
-    ]
-    .iter()
-    .any(|words| message.contains(words))
-}
-
-fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
-    if let Some(failure) = cause.downcast_ref::<Failure>() {
-        return Some(match failure {
-            Failure::Checks { .. } | Failure::DoesNotFit(_) => DEVICE,
-            Failure::Rows { .. } | Failure::File { .. } | Failure::LongMessage { .. } | Failure::Stdin(_) => {
-                DATA
-            }
-            Failure::NotFinite { .. } => DIVERGED,
-            Failure::Interrupted => INTERRUPTED,
-            Failure::Sandbox { .. } | Failure::RankStopped { .. } | Failure::OtherMachineFailed { .. } => {
-                FAILED
-            }
-            Failure::AlreadyReported { code } | Failure::Rank { code, .. } => *code,
-        });
-    }
-
-    cause
-        .downcast_ref::<ConfigError>()
-        .map(of_config)
-        .or_else(|| cause.downcast_ref().map(of_remote))
-        .or_else(|| cause.downcast_ref().map(of_rlhf))
-        .or_else(|| cause.downcast_ref().map(of_gemini))
-        .or_else(|| cause.downcast_ref().map(of_models))
-        .or_else(|| cause.downcast_ref().map(of_datasets))
-        .or_else(|| cause.downcast_ref().map(of_parallel))
-        .or_else(|| cause.downcast_ref().map(of_sys))
-        .or_else(|| cause.downcast_ref().map(of_eval))
-        .or_else(|| cause.downcast_ref().map(of_file))
-        .or_else(|| cause.downcast_ref().map(of_torch))
-}
-
-/// The exit code for a file or folder that cannot be created or written: a bad path is a usage error, any
-/// other I/O error is a failed run.
-fn of_io(error: &io::Error) -> u8 {
-    use io::ErrorKind::{
-        AlreadyExists, InvalidFilename, IsADirectory, NotADirectory, NotFound, PermissionDenied,
-        ReadOnlyFilesystem,
-    };
-    match error.kind() {
-        AlreadyExists | InvalidFilename | IsADirectory | NotADirectory | NotFound | PermissionDenied
-        | ReadOnlyFilesystem => USAGE,
-        _ => FAILED,
-    }
-}
-
-/// The exit code for an error of the configuration or the command line: usage, except for an error that wraps
-/// one of another crate and for damaged checkpoints.
-fn of_config(error: &ConfigError) -> u8 {
-    match error {
-        ConfigError::Section(error) => of_rlhf(error),
-        ConfigError::NoWholeCheckpoint { .. } => DATA,
-        ConfigError::Device { .. } => DEVICE,
-        _ => USAGE,
-    }
-}
-
-fn of_remote(error: &RemoteError) -> u8 {
-    if error.is_usage() { USAGE } else { FAILED }
-}
-
-fn of_eval(error: &eval::Error) -> u8 {
-    use eval::Error;
-    match error {
-        Error::Datasets(error) => of_datasets(error),
-        Error::InRow { source, .. } => match &**source {
-            Error::Datasets(_) | Error::BadColumn { .. } => DATA,
-            source => of_eval(source),
-        },
-        Error::Write { source, .. } | Error::Read { source, .. } => of_io(source),
-        Error::Model { source, .. } => of_cause(source.as_ref()).unwrap_or(FAILED),
-        Error::TaskFile { .. }
-        | Error::UnknownTask { .. }
-        | Error::GroupCycle { .. }
-        | Error::UnknownInGroup { .. }
-        | Error::WrongMetric { .. }
-        | Error::CodeNotAllowed { .. }
-        | Error::NotAFile { .. }
-        | Error::UnknownAnchor { .. }
-        | Error::Pattern { .. }
-        | Error::UnsupportedPattern { .. }
-        | Error::SmallPool { .. } => USAGE,
-        Error::TooFew { .. }
-        | Error::NoSpread { .. }
-        | Error::EqualDifferences { .. }
-        | Error::TooFewClusters { .. }
-        | Error::TooFewSamples { .. }
-        | Error::LengthsDecide
-        | Error::Undetermined { .. }
-        | Error::SelfComparison { .. }
-        | Error::NoWordList { .. }
-        | Error::NoRowsFound { .. }
-        | Error::NoConfigColumn { .. }
-        | Error::NoRowsOfConfig { .. }
-        | Error::TwoFormats { .. }
-        | Error::SplitFiles { .. }
-        | Error::TooManyRows { .. }
-        | Error::NoDocuments { .. }
-        | Error::BadColumn { .. }
-        | Error::Instruction { .. }
-        | Error::InstructionPattern { .. } => DATA,
-        Error::EmptyItem { .. }
-        | Error::Unpaired { .. }
-        | Error::NotARate { .. }
-        | Error::NotAProbability { .. }
-        | Error::NotFinite { .. }
-        | Error::Interval { .. }
-        | Error::Lengths { .. }
-        | Error::OutOfRange { .. }
-        | Error::NotConverged { .. }
-        | Error::SlowPattern { .. }
-        | Error::FewReplies { .. }
-        | Error::TooLongForRouge { .. }
-        | Error::TooManyChoices { .. }
-        | Error::WrongResponse { .. }
-        | Error::CodeRunner { .. }
-        | Error::Json(_) => FAILED,
-    }
-}
-
-fn of_rlhf(error: &rlhf::Error) -> u8 {
-    use rlhf::Error;
-    match error {
-        Error::Gemini(error) => of_gemini(error),
-        Error::Parallel(error) => of_parallel(error),
-        Error::Models(error) => of_models(error),
-        Error::Datasets(error) => of_datasets(error),
-        Error::Setting { .. }
-        | Error::Vocabulary { .. }
-        | Error::TooFew { .. }
-        | Error::Groups { .. }
-        | Error::SamplerDiffers { .. } => USAGE,
-        Error::NoRows { .. }
-        | Error::Margin { .. }
-        | Error::EmptyCompletion { .. }
-        | Error::RunFolder { .. } => DATA,
-        Error::NotFinite { .. } => DIVERGED,
-        Error::Interrupted { .. } => INTERRUPTED,
-        Error::Io { source, .. } => of_io(source),
-        Error::Recorder(source) | Error::Tasks(source) | Error::TasksOnPart(source) => {
-            of_cause(source.as_ref()).unwrap_or(FAILED)
-        }
-        Error::RankZeroFailed | Error::Shape { .. } | Error::EmptyReply { .. } => FAILED,
-    }
-}
-
-fn of_gemini(error: &gemini::Error) -> u8 {
-    use gemini::Error;
-    match error {
-        Error::Parallel(error) => of_parallel(error),
-        Error::Sys(error) => of_sys(error),
-        Error::Tensor { source, .. } => of_torch(source),
-        Error::Diverged { .. } => DIVERGED,
-        Error::Setting { .. }
-        | Error::NoTrainableParameters
-        | Error::State { .. }
-        | Error::AlreadyExists { .. }
-        | Error::ReplicasDiffer { .. } => USAGE,
-        Error::Damaged { .. } => DATA,
-        Error::File(error) => of_file(error),
-        Error::Io { source, .. } | Error::Thread(source) => of_io(source),
-        Error::OverBudget { .. } | Error::SharedDevice { .. } | Error::OverHostMemory { .. } => DEVICE,
-        Error::NotContiguous { .. } | Error::Unsharded { .. } | Error::ReplicasDrifted { .. } => FAILED,
-    }
-}
-
-fn of_file(error: &parallel::safetensors_file::Error) -> u8 {
-    use parallel::safetensors_file::Error;
-    match error {
-        Error::Parallel(error) => of_parallel(error),
-        Error::Torch(error) => of_torch(error),
-        Error::Io { .. }
-        | Error::Truncated { .. }
-        | Error::Malformed { .. }
-        | Error::Missing { .. }
-        | Error::Shape { .. }
-        | Error::Dtype { .. }
-        | Error::Value { .. } => DATA,
-        Error::NotFinite { .. } => DIVERGED,
-    }
-}
-
-fn of_parallel(error: &parallel::Error) -> u8 {
-    use parallel::Error;
-    match error {
-        Error::Sys(error) | Error::Collective { cause: error, .. } if is_memory(error) => DEVICE,
-        Error::Sys(error) => of_sys(error),
-        Error::Residency(error) => of_cause(error.as_ref()).unwrap_or(FAILED),
-        Error::Collective { .. }
-        | Error::NoInputGradient { .. }
-        | Error::MissingRanks { .. }
-        | Error::InvalidTag { .. }
-        | Error::VersionMismatch { .. } => FAILED,
-        Error::MeshSize { .. }
-        | Error::Port { .. }
-        | Error::NotAStore { .. }
-        | Error::NoSecret { .. }
-        | Error::ShortSecret { .. }
-        | Error::Processes { .. }
-        | Error::RankOutOfRange { .. }
-        | Error::Rendezvous { .. }
-        | Error::Unreachable { .. }
-        | Error::LauncherVars { .. }
-        | Error::SpansHosts { .. }
-        | Error::Threads { .. } => USAGE,
-    }
-}
-
-fn is_memory(error: &parallel::SysError) -> bool {
-    matches!(error, parallel::SysError::Torch { message, .. } if is_out_of_memory(message))
-}
-
-fn of_sys(error: &parallel::SysError) -> u8 {
-    match error {
-        parallel::SysError::Torch { message, .. } => of_panic(message),
-        parallel::SysError::DiskSpace { .. }
-        | parallel::SysError::DiskTransfer { .. }
-        | parallel::SysError::Disk { .. }
-        | parallel::SysError::DiskQueue { .. }
-        | parallel::SysError::DeviceMemory { .. }
-        | parallel::SysError::Driver { .. }
-        | parallel::SysError::Arena { .. } => DEVICE,
-        parallel::SysError::Adamw { .. }
-        | parallel::SysError::InvalidTag { .. }
-        | parallel::SysError::Memory { .. }
-        | parallel::SysError::Shared { .. }
-        | parallel::SysError::Nccl { .. } => FAILED,
-    }
-}
-
-fn of_torch(error: &tch::TchError) -> u8 {
-    of_panic(&error.to_string())
-}
-
-#[expect(
-    clippy::too_many_lines,
-    reason = "a table of every error, so that a new one does not compile without a code"
-)]
-fn of_datasets(error: &datasets::Error) -> u8 {
-    use datasets::Error;
-    match error {
-        Error::InRow { source, .. } => of_datasets(source),
-        Error::Write { source, .. } => of_io(source),
-        // The hub refused: the model does not exist, or this user has no access. Anything else is the
-        // network.
-        Error::Hub { reason, .. } if ["401", "403", "404"].iter().any(|code| reason.contains(code)) => USAGE,
-        Error::Hub { .. } | Error::HubSpace { .. } => FAILED,
-        Error::UnknownLayout { .. }
-        | Error::BadMapping { .. }
-        | Error::UnknownTemplate { .. }
-        | Error::VocabularyTooSmall { .. }
-        | Error::SynthShare { .. }
-        | Error::SynthExhausted { .. }
-        | Error::Offline { .. }
-        | Error::UnknownModel { .. }
-        | Error::NotAFolder { .. }
-        | Error::MissingTurnToken { .. } => USAGE,
-        Error::Read { .. }
-        | Error::NoFiles { .. }
-        | Error::UnsupportedExtension { .. }
-        | Error::Compressed { .. }
-        | Error::NotAFile { .. }
-        | Error::TooLong { .. }
-        | Error::Unpacks { .. }
-        | Error::WrongFormat { .. }
-        | Error::DamagedGzip { .. }
-        | Error::ParquetCompression { .. }
-        | Error::Csv { .. }
-        | Error::DuplicateColumn { .. }
-        | Error::NothingUsable { .. }
-        | Error::UnreadField { .. }
-        | Error::EmptyTurn { .. }
-        | Error::NoRows { .. }
-        | Error::BadJson { .. }
-        | Error::NotAnObject { .. }
-        | Error::Parquet { .. }
-        | Error::Arrow { .. }
-        | Error::MissingColumn { .. }
-        | Error::AmbiguousLayout { .. }
-        | Error::MixedLayouts { .. }
-        | Error::MissingField { .. }
-        | Error::WrongType { .. }
-        | Error::UnknownRole { .. }
-        | Error::EmptyConversation { .. }
-        | Error::NoAssistantTurn
-        | Error::NothingToScore
-        | Error::EmptyCompletion { .. }
-        | Error::NotOneAnswer { .. }
-        | Error::LengthMismatch { .. }
-        | Error::IdOutsideVocabulary { .. }
-        | Error::BadPromptLength { .. }
-        | Error::BadForeignRow { .. }
-        | Error::TemplateSyntax { .. }
-        | Error::TemplateRender { .. }
-        | Error::RowTemplate { .. }
-        | Error::NoChatTemplate { .. }
-        | Error::NotAPrefix { .. }
-        | Error::GenerationBlocks { .. }
-        | Error::TokenizerMissing { .. }
-        | Error::TokenizerInvalid { .. }
-        | Error::Tokenize { .. }
-        | Error::MissingSpecialToken { .. }
-        | Error::RowTooLong { .. }
-        | Error::NothingToSample
-        | Error::SamplerState { .. }
-        | Error::ModelFile { .. }
-        | Error::DroppedTurn { .. }
-        | Error::LongForModel { .. }
-        | Error::HostileName { .. }
-        | Error::DatasetName { .. }
-        | Error::WeightIndex { .. }
-        | Error::HubFileMissing { .. } => DATA,
-    }
-}
-
-fn of_models(error: &models::Error) -> u8 {
-    use models::Error;
-    match error {
-        Error::Parallel(error) => of_parallel(error),
-        Error::Torch(error) => of_torch(error),
-        Error::File(error) => of_file(error),
-        Error::RanksDiverged { .. } => FAILED,
-        Error::Sampling { .. } | Error::TooManyTokens { .. } | Error::Indivisible { .. } => USAGE,
-        Error::TooLarge { .. } => DEVICE,
-        Error::LogitsNotFinite { .. } => DIVERGED,
-        Error::Io { .. }
-        | Error::Json { .. }
-        | Error::Field { .. }
-        | Error::Unsupported { .. }
-        | Error::TooManyParameters { .. }
-        | Error::WrongModelKind { .. }
-        | Error::WeightNotFinite { .. }
-        | Error::UntiedHead { .. }
-        | Error::MissingTensor { .. }
-        | Error::UnexpectedTensor { .. }
-        | Error::VocabMismatch { .. }
-        | Error::EmptyPrompt { .. }
-        | Error::LongPrompt { .. }
-        | Error::TokenOutsideVocabulary { .. } => DATA,
     }
 }
 
@@ -502,36 +176,49 @@ mod tests {
 
     use super::*;
 
+    const DATA: u8 = 3;
+    const DIVERGED: u8 = 5;
+
     fn missing_file() -> io::Error {
         io::Error::from(io::ErrorKind::NotFound)
     }
 
+    fn diverged() -> gemini::Error {
+        gemini::Error::Diverged { what: "loss", step: 3, value: f64::NAN }
+    }
+
+    fn unread() -> datasets::Error {
+        datasets::Error::Read { path: "x".into(), source: missing_file() }
+    }
+
+    fn torch(message: &str) -> parallel::SysError {
+        parallel::SysError::Torch { call: "mm".into(), message: message.into() }
+    }
+
+    fn in_recorder(error: Error) -> rlhf::Error {
+        rlhf::Error::Recorder(error.reallocate_into_boxed_dyn_error_without_backtrace())
+    }
+
+    fn have_codes<const N: usize>(cases: [(Error, u8); N]) {
+        for (error, wanted) in cases {
+            assert_eq!(code(&error), wanted, "{error:#}");
+        }
+    }
+
     #[test]
-    fn codes_follow_the_innermost_known_error() {
-        let diverged = || gemini::Error::Diverged { what: "loss", step: 3, value: f64::NAN };
-        let unread = || datasets::Error::Read { path: "x".into(), source: missing_file() };
-        let memory =
-            || parallel::SysError::Torch { call: "mm".into(), message: "can't allocate memory".into() };
+    fn codes_follow_the_class_of_an_error() {
         let place = |kind: io::ErrorKind| rlhf::Error::Io { path: "x".into(), source: kind.into() };
-        let truncated =
-            || parallel::safetensors_file::Error::Truncated { path: "x".into(), expected: 2, got: 1 };
+        let truncated = safetensors_file::Error::Truncated { path: "x".into(), expected: 2, got: 1 };
         let hub = |reason: &str| datasets::Error::Hub {
             model: "a/b".into(),
             file: "config.json".into(),
             endpoint: "https://hub".into(),
             reason: reason.into(),
         };
-        let in_recorder =
-            |error: Error| rlhf::Error::Recorder(error.reallocate_into_boxed_dyn_error_without_backtrace());
-        let of_model = |source: Error| {
-            let source = source.reallocate_into_boxed_dyn_error_without_backtrace();
-            eval::Error::Model { name: "m".into(), source }
-        };
-        let on_gpu = |message: &str| parallel::SysError::Torch { call: "mm".into(), message: message.into() };
-        let cases: [(Error, u8); 29] = [
-            (on_gpu("CUDA out of memory. Tried to allocate 20.00 MiB.").into(), DEVICE),
+        have_codes([
+            (torch("CUDA out of memory. Tried to allocate 20.00 MiB.").into(), DEVICE),
             (
-                on_gpu("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`").into(),
+                torch("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`").into(),
                 DEVICE,
             ),
             (place(io::ErrorKind::PermissionDenied).into(), USAGE),
@@ -540,31 +227,70 @@ mod tests {
             (place(io::ErrorKind::Other).into(), FAILED),
             (Error::from(io::Error::from(io::ErrorKind::ReadOnlyFilesystem)).context("logs"), USAGE),
             (eval::Error::GroupCycle { group: String::new() }.into(), USAGE),
-            (of_model(RemoteError::WeightsWanted { address: "http://h".into() }.into()).into(), USAGE),
-            (of_model(RemoteError::Silent { seconds: 120 }.into()).into(), FAILED),
-            (of_model(anyhow::anyhow!("anything")).into(), FAILED),
-            (gemini::Error::File(truncated()).into(), DATA),
-            (truncated().into(), DATA),
+            (truncated.into(), DATA),
             (Failure::Stdin(missing_file()).into(), DATA),
             (Failure::LongMessage { length: 9, room: 3, context: 4 }.into(), DATA),
+            (Error::from(Failure::AlreadyReported { code: 7 }).context("rank 0"), 7),
             (hub("status code 404").into(), USAGE),
             (hub("connection refused").into(), FAILED),
             (RemoteError::WeightsWanted { address: "http://h".into() }.into(), USAGE),
             (RemoteError::Silent { seconds: 120 }.into(), FAILED),
             (anyhow::anyhow!("anything"), FAILED),
-            (in_recorder(anyhow::anyhow!("anything")).into(), FAILED),
-            (in_recorder(ConfigError::OutHasRun("x".into()).into()).into(), USAGE),
             (ConfigError::NothingToExtend("x".into()).into(), USAGE),
+            (ConfigError::NoWholeCheckpoint { path: "x".into(), problems: vec![] }.into(), DATA),
+            (ConfigError::Device { setting: "cuda".into(), problem: String::new() }.into(), DEVICE),
+            (Error::from(unread()).context("while reading"), DATA),
+            (Failure::Interrupted.into(), INTERRUPTED),
+        ]);
+    }
+
+    #[test]
+    fn codes_follow_the_innermost_known_error() {
+        let truncated = safetensors_file::Error::Truncated { path: "x".into(), expected: 2, got: 1 };
+        let of_model = |source: Error| {
+            let source = source.reallocate_into_boxed_dyn_error_without_backtrace();
+            eval::Error::Model { name: "m".into(), source }
+        };
+        let in_row = |source| eval::Error::InRow { task: "t".into(), row: 0, source: Box::new(source) };
+        let (rank, group, collective) = (0, String::new(), "all_reduce");
+        let collective =
+            |cause| parallel::Error::Collective { rank, group: group.clone(), collective, cause };
+        let over_budget = gemini::Error::OverBudget { needed: 3, evictable: 1, budget: 2 };
+        let residency =
+            parallel::Error::Residency { class: over_budget.class(), error: Box::new(over_budget) };
+        let memory = || torch("can't allocate memory");
+        have_codes([
+            (of_model(RemoteError::WeightsWanted { address: "http://h".into() }.into()).into(), USAGE),
+            (of_model(RemoteError::Silent { seconds: 120 }.into()).into(), FAILED),
+            (of_model(anyhow::anyhow!("anything")).into(), FAILED),
+            (
+                in_row(datasets::Error::UnknownLayout { given: String::new(), known: String::new() }.into())
+                    .into(),
+                DATA,
+            ),
+            (in_row(eval::Error::SmallPool { needed: 2, pool: 1 }).into(), USAGE),
+            (gemini::Error::File(truncated).into(), DATA),
+            (in_recorder(anyhow::anyhow!("anything")).into(), FAILED),
+            (in_recorder(missing_file().into()).into(), FAILED),
+            (in_recorder(Error::from(diverged()).context("anything")).into(), FAILED),
+            (in_recorder(ConfigError::OutHasRun("x".into()).into()).into(), USAGE),
+            (ConfigError::Section(in_recorder(diverged().into())).into(), DIVERGED),
             (ConfigError::Section(rlhf::Error::Gemini(diverged())).into(), DIVERGED),
             (rlhf::Error::Gemini(diverged()).into(), DIVERGED),
-            (Error::from(unread()).context("while reading"), DATA),
             (rlhf::Error::Datasets(unread()).into(), DATA),
             (rlhf::Error::Parallel(parallel::Error::Sys(memory())).into(), DEVICE),
-            (Failure::Interrupted.into(), INTERRUPTED),
-        ];
-        for (error, wanted) in cases {
-            assert_eq!(code(&error), wanted, "{error:#}");
-        }
+            (models::Error::Parallel(residency).into(), DEVICE),
+            (collective(memory()).into(), DEVICE),
+            (collective(torch("connection closed")).into(), FAILED),
+        ]);
+    }
+
+    #[test]
+    fn a_panic_of_libtorch_that_speaks_of_memory_is_one_of_the_device() {
+        let refused = r#"an `Err` value: Torch("no memory for a tensor: set \"auto\"")"#;
+        assert_eq!((of_panic(refused), panic_text(refused).as_str()), (DEVICE, r#"set "auto""#));
+        assert_eq!(of_panic("DefaultCPUAllocator: can't allocate memory"), DEVICE);
+        assert_eq!(of_panic("index out of bounds"), FAILED);
     }
 
     #[test]

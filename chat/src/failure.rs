@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use parallel::ErrorClass;
+
 /// A failure that this program detects itself.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -105,4 +107,23 @@ pub(crate) enum Failure {
         /// The failure that the launcher of that machine reported.
         failure: String,
     },
+}
+
+impl Failure {
+    /// The class of this failure. The exit code of a rank counts more.
+    pub(crate) fn class(&self) -> ErrorClass {
+        match self {
+            Self::Checks { .. } | Self::DoesNotFit(_) => ErrorClass::Device,
+            Self::Rows { .. } | Self::File { .. } | Self::LongMessage { .. } | Self::Stdin(_) => {
+                ErrorClass::Data
+            }
+            Self::NotFinite { .. } => ErrorClass::Diverged,
+            Self::Interrupted => ErrorClass::Interrupted,
+            Self::Sandbox { .. }
+            | Self::AlreadyReported { .. }
+            | Self::Rank { .. }
+            | Self::RankStopped { .. }
+            | Self::OtherMachineFailed { .. } => ErrorClass::Failed,
+        }
+    }
 }

@@ -114,7 +114,7 @@ fn show_panics_harmlessly() {
         tui::screen::restore();
         let message = panic.to_string();
         // The program ends with the text of the memory manager, which is no bug.
-        if exit::over_budget(&message).is_some() {
+        if parallel::error_class::refusal(&message).is_some() {
             return;
         }
         if tui::text::sanitize(&message) == message { usual(panic) } else { print_stderr(&message) }

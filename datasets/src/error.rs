@@ -13,6 +13,22 @@ use std::path::PathBuf;
 
 use self::hint::role_hint;
 
+/// What kind of failure an error is. The crates that know torch have `parallel::ErrorClass`, and the crates above
+/// both turn this class into one of those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorClass {
+    /// The work failed: the network, or a mistake of the program.
+    Failed,
+    /// The command line or the configuration is wrong.
+    Usage,
+    /// A data file, a template or a tokenizer cannot be read or used.
+    Data,
+    /// The class of an error of the operating system.
+    Io(std::io::ErrorKind),
+    /// The class of the error's source, whose type the crate of the error does not know.
+    OfSource,
+}
+
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -809,6 +825,33 @@ impl Error {
     pub fn in_row(self, at: &RowLocation) -> Self {
         Self::InRow { at: at.clone(), source: Box::new(self) }
     }
+
+    /// The class of this error. Most errors are about a file of rows or of a model.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::InRow { source, .. } => source.class(),
+            Self::Write { source, .. } => ErrorClass::Io(source.kind()),
+            Self::Hub { reason, .. } if is_refusal(reason) => ErrorClass::Usage,
+            Self::Hub { .. } | Self::HubSpace { .. } => ErrorClass::Failed,
+            Self::UnknownLayout { .. }
+            | Self::BadMapping { .. }
+            | Self::UnknownTemplate { .. }
+            | Self::VocabularyTooSmall { .. }
+            | Self::SynthShare { .. }
+            | Self::SynthExhausted { .. }
+            | Self::Offline { .. }
+            | Self::UnknownModel { .. }
+            | Self::NotAFolder { .. }
+            | Self::MissingTurnToken { .. } => ErrorClass::Usage,
+            _ => ErrorClass::Data,
+        }
+    }
+}
+
+/// Whether the hub refused: the model does not exist, or this user has no access. Anything else is the
+/// network.
+fn is_refusal(reason: &str) -> bool {
+    ["401", "403", "404"].iter().any(|code| reason.contains(code))
 }
 
 /// Says which columns a row lacks.

@@ -22,7 +22,7 @@ pub use convert::{ConvertReport, convert};
 pub use dataset::cache::{Cache, CacheUse};
 pub use dataset::{Counts, EncodedDataset, LoadOptions, Overlong, Progress};
 pub use encode::Encoded;
-pub use error::{Error, Result, RowLocation};
+pub use error::{Error, ErrorClass, Result, RowLocation};
 pub use hub::{HubSettings, resolve};
 pub use pack::pack;
 pub use record::{Demonstration, Layout, Mapping, Notes, Preference, Prompt, Record, Row, Unpaired};

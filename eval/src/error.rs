@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use datasets::ErrorClass;
+
 /// Everything that can go wrong in evaluation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -458,6 +460,51 @@ pub enum Error {
     /// The report could not be turned into JSON.
     #[error("cannot encode report.json; settings must be plain JSON values")]
     Json(#[from] serde_json::Error),
+}
+
+impl Error {
+    /// The class of this error. What has none of its own is a mistake of the program, or of a model that answers.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Datasets(error) => error.class(),
+            // A template that fails on a row may be right and the row wrong.
+            Self::InRow { source, .. } if matches!(**source, Self::Datasets(_)) => ErrorClass::Data,
+            Self::InRow { source, .. } => source.class(),
+            Self::Write { source, .. } | Self::Read { source, .. } => ErrorClass::Io(source.kind()),
+            Self::Model { .. } => ErrorClass::OfSource,
+            Self::TaskFile { .. }
+            | Self::UnknownTask { .. }
+            | Self::GroupCycle { .. }
+            | Self::UnknownInGroup { .. }
+            | Self::WrongMetric { .. }
+            | Self::CodeNotAllowed { .. }
+            | Self::NotAFile { .. }
+            | Self::UnknownAnchor { .. }
+            | Self::Pattern { .. }
+            | Self::UnsupportedPattern { .. }
+            | Self::SmallPool { .. } => ErrorClass::Usage,
+            Self::TooFew { .. }
+            | Self::NoSpread { .. }
+            | Self::EqualDifferences { .. }
+            | Self::TooFewClusters { .. }
+            | Self::TooFewSamples { .. }
+            | Self::LengthsDecide
+            | Self::Undetermined { .. }
+            | Self::SelfComparison { .. }
+            | Self::NoWordList { .. }
+            | Self::NoRowsFound { .. }
+            | Self::NoConfigColumn { .. }
+            | Self::NoRowsOfConfig { .. }
+            | Self::TwoFormats { .. }
+            | Self::SplitFiles { .. }
+            | Self::TooManyRows { .. }
+            | Self::NoDocuments { .. }
+            | Self::BadColumn { .. }
+            | Self::Instruction { .. }
+            | Self::InstructionPattern { .. } => ErrorClass::Data,
+            _ => ErrorClass::Failed,
+        }
+    }
 }
 
 fn suggestion(near: &[String]) -> String {

@@ -17,7 +17,9 @@ pub mod zero;
 
 use std::path::PathBuf;
 
-pub use chunk::manager::{Budget, ChunkManager, NO_MEMORY_FOR_TENSOR, Traffic};
+use parallel::ErrorClass;
+
+pub use chunk::manager::{Budget, ChunkManager, Traffic};
 pub use chunk::store::WeightMemory;
 pub use config::TrainConfig;
 pub use config::memory::GeminiConfig;
@@ -191,6 +193,32 @@ pub enum Error {
         /// What does not match.
         problem: String,
     },
+}
+
+impl Error {
+    /// The class of this error.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Parallel(error) => error.class(),
+            Self::Sys(error) => error.class(),
+            Self::File(error) => error.class(),
+            Self::Tensor { source, .. } => ErrorClass::of_torch(source),
+            Self::Io { source, .. } | Self::Thread(source) => ErrorClass::of_io(source.kind()),
+            Self::Diverged { .. } => ErrorClass::Diverged,
+            Self::Setting { .. }
+            | Self::NoTrainableParameters
+            | Self::State { .. }
+            | Self::AlreadyExists { .. }
+            | Self::ReplicasDiffer { .. } => ErrorClass::Usage,
+            Self::Damaged { .. } => ErrorClass::Data,
+            Self::OverBudget { .. } | Self::SharedDevice { .. } | Self::OverHostMemory { .. } => {
+                ErrorClass::Device
+            }
+            Self::NotContiguous { .. } | Self::Unsharded { .. } | Self::ReplicasDrifted { .. } => {
+                ErrorClass::Failed
+            }
+        }
+    }
 }
 
 /// Suggests a fix when the disk is full.

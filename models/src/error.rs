@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use parallel::ErrorClass;
+
 /// The error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -240,4 +242,22 @@ pub enum Error {
         /// The size of the vocabulary.
         vocab_size: i64,
     },
+}
+
+impl Error {
+    /// The class of this error. Most errors are about a file or a prompt.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Parallel(error) => error.class(),
+            Self::Torch(error) => ErrorClass::of_torch(error),
+            Self::File(error) => error.class(),
+            Self::RanksDiverged { .. } => ErrorClass::Failed,
+            Self::Sampling { .. } | Self::TooManyTokens { .. } | Self::Indivisible { .. } => {
+                ErrorClass::Usage
+            }
+            Self::TooLarge { .. } => ErrorClass::Device,
+            Self::LogitsNotFinite { .. } => ErrorClass::Diverged,
+            _ => ErrorClass::Data,
+        }
+    }
 }

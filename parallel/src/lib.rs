@@ -23,8 +23,9 @@ pub use device::upload;
 pub use hash::fnv1a;
 pub use mesh::{Axis, Mesh};
 pub use parallel_sys::{
-    Error as SysError, adamw, allocator, arena, autograd, c10d, device_allocator, disk, dispatch, driver,
-    elements, heap, kernels, memory, operations, process, regular_file, runtime, softmax, syscall_filter,
+    Error as SysError, ErrorClass, adamw, allocator, arena, autograd, c10d, device_allocator, disk, dispatch,
+    driver, elements, error_class, heap, kernels, memory, operations, process, regular_file, runtime,
+    softmax, syscall_filter,
 };
 pub use parameter::{Parameter, Placement, ShardSpec};
 pub use pipeline::PipelineStages;
@@ -197,8 +198,13 @@ pub enum Error {
         hosts: String,
     },
     /// The memory manager could not bring weights into memory.
-    #[error(transparent)]
-    Residency(Box<dyn std::error::Error + Send + Sync>),
+    #[error("{error}")]
+    Residency {
+        /// The class of the error.
+        class: ErrorClass,
+        /// The error of a crate above this one. The message says all of it, so it is not a source.
+        error: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// More threads than cores make every operation wait for the scheduler.
     #[error(
         "{threads} threads in each of {processes} processes on {cores} cores: give --threads, or `threads` \
@@ -225,6 +231,27 @@ pub enum Error {
         /// The maximum number of processes.
         most: usize,
     },
+}
+
+impl Error {
+    /// The class of this error. Most errors are about how a job is started.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Sys(error) => error.class(),
+            Self::Residency { class, .. } => *class,
+            Self::Collective { cause: SysError::Torch { message, .. }, .. }
+                if error_class::is_out_of_memory(message) =>
+            {
+                ErrorClass::Device
+            }
+            Self::Collective { .. }
+            | Self::NoInputGradient { .. }
+            | Self::MissingRanks { .. }
+            | Self::InvalidTag { .. }
+            | Self::VersionMismatch { .. } => ErrorClass::Failed,
+            _ => ErrorClass::Usage,
+        }
+    }
 }
 
 /// Converts the error for a custom backward function, which must return a [`SysError`].

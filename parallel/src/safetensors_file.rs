@@ -14,8 +14,8 @@ use std::path::PathBuf;
 
 use tch::{Kind, Tensor};
 
-use crate::Placement;
 use crate::residency::Residency;
+use crate::{ErrorClass, Placement};
 
 pub use read::TensorFile;
 pub use values::AllowedValues;
@@ -149,4 +149,16 @@ pub enum Error {
     /// libtorch failed.
     #[error(transparent)]
     Torch(#[from] tch::TchError),
+}
+
+impl Error {
+    /// The class of this error. Most errors are about the file.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Parallel(error) => error.class(),
+            Self::Torch(error) => ErrorClass::of_torch(error),
+            Self::NotFinite { .. } => ErrorClass::Diverged,
+            _ => ErrorClass::Data,
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use parallel::ErrorClass;
+
 /// The error of any stage.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -166,4 +168,41 @@ pub enum Error {
         /// The actual count.
         got: usize,
     },
+}
+
+impl Error {
+    /// The class of this error.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Gemini(error) => error.class(),
+            Self::Parallel(error) => error.class(),
+            Self::Models(error) => error.class(),
+            Self::Datasets(error) => class_of_rows(error.class()),
+            Self::Recorder(_) | Self::Tasks(_) | Self::TasksOnPart(_) => ErrorClass::OfSource,
+            Self::Setting { .. }
+            | Self::Vocabulary { .. }
+            | Self::TooFew { .. }
+            | Self::Groups { .. }
+            | Self::SamplerDiffers { .. } => ErrorClass::Usage,
+            Self::NoRows { .. }
+            | Self::Margin { .. }
+            | Self::EmptyCompletion { .. }
+            | Self::RunFolder { .. } => ErrorClass::Data,
+            Self::NotFinite { .. } => ErrorClass::Diverged,
+            Self::Interrupted { .. } => ErrorClass::Interrupted,
+            Self::Io { source, .. } => ErrorClass::of_io(source.kind()),
+            Self::RankZeroFailed | Self::Shape { .. } | Self::EmptyReply { .. } => ErrorClass::Failed,
+        }
+    }
+}
+
+/// The class of an error of rows or of an evaluation, whose crates do not know torch.
+pub fn class_of_rows(class: datasets::ErrorClass) -> ErrorClass {
+    match class {
+        datasets::ErrorClass::Failed => ErrorClass::Failed,
+        datasets::ErrorClass::Usage => ErrorClass::Usage,
+        datasets::ErrorClass::Data => ErrorClass::Data,
+        datasets::ErrorClass::Io(kind) => ErrorClass::of_io(kind),
+        datasets::ErrorClass::OfSource => ErrorClass::OfSource,
+    }
 }

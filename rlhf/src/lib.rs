@@ -32,4 +32,4 @@ pub mod sums;
 pub mod trainer;
 pub mod whiten;
 
-pub use error::Error;
+pub use error::{Error, class_of_rows};

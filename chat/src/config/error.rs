@@ -3,13 +3,13 @@
 
 use std::path::PathBuf;
 
+use parallel::ErrorClass;
 use tui::number::counted;
 
 use super::location::SourceLocation;
 use super::tree::{self, Tree};
 
-/// An error of the configuration or of the command line. The program exits with code 2, except for
-/// [`ConfigError::Section`] and [`ConfigError::NoWholeCheckpoint`].
+/// An error of the configuration or of the command line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
     /// The file cannot be read.
@@ -338,6 +338,17 @@ pub(crate) enum ConfigError {
 }
 
 impl ConfigError {
+    /// The class of this error: usage, except for an error of another crate, for damaged checkpoints and for
+    /// devices.
+    pub(crate) fn class(&self) -> ErrorClass {
+        match self {
+            Self::Section(error) => error.class(),
+            Self::NoWholeCheckpoint { .. } => ErrorClass::Data,
+            Self::Device { .. } => ErrorClass::Device,
+            _ => ErrorClass::Usage,
+        }
+    }
+
     /// An unknown key of a file whose other sections are read apart is told with their names as well.
     pub(super) fn with_sections(self, sections: &[&str]) -> Self {
         match self {

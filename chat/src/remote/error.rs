@@ -3,6 +3,7 @@
 //! What a server sends is not trusted: [`excerpt`] makes it one short line without control characters. A key
 //! is in no message.
 
+use parallel::ErrorClass;
 use tui::text;
 
 /// The longest text of a server in a message, in characters.
@@ -131,9 +132,13 @@ pub(crate) enum RemoteError {
 }
 
 impl RemoteError {
-    /// Whether the command line or the environment has to be changed. Anything else is a failure of the
-    /// server or of the network.
+    /// Whether the command line or the environment has to be changed.
     pub(crate) fn is_usage(&self) -> bool {
+        self.class() == ErrorClass::Usage
+    }
+
+    /// The class of this error: usage, or else a failure of the server or of the network.
+    pub(crate) fn class(&self) -> ErrorClass {
         match self {
             Self::Address { .. }
             | Self::WeightsWanted { .. }
@@ -141,15 +146,9 @@ impl RemoteError {
             | Self::SharedKey { .. }
             | Self::BadKey { .. }
             | Self::Redirect { .. }
-            | Self::Choose { .. } => true,
-            Self::Status { status, .. } => matches!(status, 401 | 403 | 404),
-            Self::Connection { .. }
-            | Self::Reported(_)
-            | Self::NotAReply(_)
-            | Self::Malformed(_)
-            | Self::TooLong { .. }
-            | Self::Silent { .. }
-            | Self::Ended(_) => false,
+            | Self::Choose { .. }
+            | Self::Status { status: 401 | 403 | 404, .. } => ErrorClass::Usage,
+            _ => ErrorClass::Failed,
         }
     }
 }

@@ -34,6 +34,7 @@ use parallel::ProcessGroups;
 use parallel::arena::Arena;
 use parallel::disk::{DiskFile, DiskQueue, Transfer};
 use parallel::driver::{Driver, Event};
+use parallel::error_class::NO_MEMORY_FOR_TENSOR;
 use tch::{Device, Kind};
 
 pub use self::budget::{Budget, Traffic};
@@ -45,9 +46,6 @@ use super::layout::SHARD_ALIGNMENT;
 use super::trace::Trace;
 use crate::placement::PlacementPolicy;
 use crate::{Error, ZeroStage};
-
-/// The beginning of the message of libtorch if the manager has no memory for a tensor. The reason follows.
-pub const NO_MEMORY_FOR_TENSOR: &str = "no memory for a tensor: ";
 
 /// A chunk of a [`ChunkManager`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -227,9 +227,9 @@ fn fill(
 /// Unpacks an error of a source, which passed through the memory manager.
 fn own_error(error: parallel::Error) -> Error {
     match error {
-        parallel::Error::Residency(inner) => match inner.downcast::<Error>() {
+        parallel::Error::Residency { class, error } => match error.downcast::<Error>() {
             Ok(own) => *own,
-            Err(inner) => parallel::Error::Residency(inner).into(),
+            Err(error) => parallel::Error::Residency { class, error }.into(),
         },
         error => error.into(),
     }
@@ -307,7 +307,10 @@ impl Values {
             }),
             Self::File(values) => Box::new(move |target| {
                 let read = values.reader.read_into(target).and_then(|()| values.check(target));
-                read.map_err(|error| parallel::Error::Residency(Box::new(error)))
+                read.map_err(|error| parallel::Error::Residency {
+                    class: error.class(),
+                    error: Box::new(error),
+                })
             }),
             Self::Weight { store, index, tensor } => Box::new(move |target| {
                 let _weight = HeldWeights::fetch(Some(&*store), Weights::Parameter(index), Access::Read)?;

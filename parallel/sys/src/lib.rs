@@ -29,6 +29,7 @@ pub mod disk;
 pub mod dispatch;
 pub mod driver;
 pub mod elements;
+pub mod error_class;
 mod exponential;
 
 pub mod heap;
@@ -48,6 +49,8 @@ pub mod stream;
 pub mod syscall_filter;
 
 use std::path::PathBuf;
+
+pub use error_class::ErrorClass;
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -181,6 +184,27 @@ pub enum Error {
         /// The problem.
         problem: String,
     },
+}
+
+impl Error {
+    /// The class of this error.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Torch { message, .. } => ErrorClass::of_torch(message),
+            Self::DiskSpace { .. }
+            | Self::DiskTransfer { .. }
+            | Self::Disk { .. }
+            | Self::DiskQueue { .. }
+            | Self::DeviceMemory { .. }
+            | Self::Driver { .. }
+            | Self::Arena { .. } => ErrorClass::Device,
+            Self::Adamw { .. }
+            | Self::InvalidTag { .. }
+            | Self::Memory { .. }
+            | Self::Shared { .. }
+            | Self::Nccl { .. } => ErrorClass::Failed,
+        }
+    }
 }
 
 /// Turns the shim's return code into a `Result` that names the call.

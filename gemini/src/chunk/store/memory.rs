@@ -6,7 +6,7 @@ use parallel::residency::{ModelPart, WeightAllocator, WeightSpec, WeightStore};
 use parallel::{Parameter, ProcessGroups};
 use tch::{Device, Kind};
 
-use super::{ChunkStore, Content, Place};
+use super::{ChunkStore, Content, Place, residency_error};
 use crate::Error;
 use crate::chunk::layout::{
     ChunkGroup, ChunkLayout, ParamSpec, SearchBounds, ZeroSize, search_chunk_configuration,
@@ -90,8 +90,7 @@ impl WeightAllocator for WeightMemory {
         specs: Vec<WeightSpec>,
         parts: Vec<(ModelPart, Vec<usize>)>,
     ) -> Result<Arc<dyn WeightStore>, parallel::Error> {
-        let store = self.new_store(&specs);
-        let mut store = store.map_err(|error| parallel::Error::Residency(Box::new(error)))?;
+        let mut store = self.new_store(&specs).map_err(residency_error)?;
         store.parts = parts.into_iter().collect();
         Ok(Arc::new(store))
     }

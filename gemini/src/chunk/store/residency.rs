@@ -223,7 +223,7 @@ impl ChunkStore {
 pub(crate) fn residency_error(error: Error) -> parallel::Error {
     match error {
         Error::Parallel(error) => error,
-        error => parallel::Error::Residency(Box::new(error)),
+        error => parallel::Error::Residency { class: error.class(), error: Box::new(error) },
     }
 }
 
