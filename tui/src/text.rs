@@ -152,7 +152,7 @@ fn visible(character: char) -> char {
         | '\u{61c}'
         | '\u{200e}'
         | '\u{200f}'
-        | '\u{202a}'..='\u{202e}'
+        | '\u{2028}'..='\u{202e}'
         | '\u{2066}'..='\u{2069}' => '\u{fffd}',
         other => other,
     }
