@@ -14,7 +14,7 @@ mod pipeline;
 mod plan;
 mod reward;
 mod run_report;
-mod runs;
+pub(crate) mod runs;
 mod train;
 mod train_ui;
 mod watch;

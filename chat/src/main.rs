@@ -24,7 +24,6 @@ mod own_file;
 mod own_folder;
 mod record;
 mod remote;
-mod replies;
 mod report;
 mod run_data;
 mod run_reader;

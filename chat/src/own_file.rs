@@ -41,6 +41,12 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     output::write_file(path, bytes, true)
 }
 
+/// Writes files by their names into the folder `path`, which is made if it is missing.
+pub(crate) fn write_all(path: &Path, files: &[(&str, String)]) -> Result<(), Error> {
+    fs::create_dir_all(path).map_err(io_error(path))?;
+    files.iter().try_for_each(|(name, text)| write(&path.join(name), text.as_bytes()))
+}
+
 /// Replaces the file `path` by what `write` writes under a temporary name. Returns the file. Nothing is
 /// synced.
 pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<File> {

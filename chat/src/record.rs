@@ -23,7 +23,7 @@ use tensorboard::EventWriter;
 use crate::own_file::{self, io_error};
 
 /// No file of rows is longer, in bytes.
-pub(crate) const LARGEST_ROWS: u64 = 4 << 30;
+const LARGEST_ROWS: u64 = 4 << 30;
 
 /// Several recorders that receive every event in order.
 pub(crate) struct MultiRecorder<'a>(pub(crate) Vec<Box<dyn Recorder + 'a>>);

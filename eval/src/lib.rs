@@ -32,6 +32,7 @@ pub mod math_answer;
 pub mod metric;
 mod nan_as_null;
 pub mod number_words;
+pub mod page;
 pub mod python_random;
 pub mod python_regex;
 mod python_text;

@@ -1,46 +1,31 @@
 //! The final report of a pipeline run: exact match of the base model, after SFT and after PPO, the paired
 //! gain, the reward model, training curves, time and memory, and replies side by side.
 //!
-//! [`Report`] is the data. [`write()`] writes it into a folder in three forms: `report.json` for programs
+//! [`Report`] is the data. [`files`] makes three forms of it: `report.json` for programs
 //! (the serde form of [`Report`], without the stages that did not run), `report.md` and `report.html` for
-//! people. The HTML page is one file without scripts or network access: inline SVG, light and dark by
-//! `prefers-color-scheme`, printable. Replies are untrusted text, so all text is escaped. In addition, the
-//! page's content security policy forbids loading anything.
+//! people.
 //!
 //! This module does not know how the numbers were measured. It rejects impossible numbers: a score that is
 //! not finite or that lies outside its own interval.
 
-mod chart;
-mod curve;
-mod escape;
+mod contents;
 mod html;
-mod layout;
 mod markdown;
-mod plane;
 mod runs;
 
-use std::fs::{self, File};
-use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-
-use serde::{Deserialize, Serialize};
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::Error;
 use crate::results::Results;
 use crate::statistics::Estimate;
-pub(crate) use chart::{IntervalRow, interval_chart};
-pub(crate) use escape::{escape_html, escape_markdown, isolated};
 pub use html::html;
-pub(crate) use html::{head, section};
 pub use markdown::markdown;
-pub(crate) use plane::{LINE_COLOURS, Line, Plane, histogram};
-pub use runs::{MetricSummary, Overlay, RunPart, RunSample, RunsReport, overlay_svg, write_runs};
+pub use runs::{MetricSummary, Overlay, RunPart, RunSample, RunsReport, overlay_svg, run_files};
 
 /// A rate or mean with its 95 % interval and the number of items behind it. Exact match is a fraction between
 /// 0 and 1.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Score {
     /// The estimate.
     pub mean: f64,
@@ -60,7 +45,7 @@ impl From<Estimate> for Score {
 }
 
 /// The score of one model, with greedy decoding and with sampling.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Scores {
     /// With greedy decoding (temperature 0).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,8 +55,24 @@ pub struct Scores {
     pub sampled: Option<Score>,
 }
 
+impl Scores {
+    /// Each score with its decoding.
+    fn decodings(&self) -> Vec<(&'static str, Score)> {
+        let all = [("greedy", self.greedy), ("sampled", self.sampled)];
+        all.into_iter().filter_map(|(decoding, score)| Some((decoding, score?))).collect()
+    }
+
+    /// A score for the number of its items, which is that of the other one.
+    fn any(&self) -> Option<Score> {
+        self.greedy.or(self.sampled)
+    }
+}
+
+/// The names of the models in the report, in the order of their training.
+const MODELS: [&str; 3] = ["base", "SFT", "PPO"];
+
 /// One value per model of the run; `None` where the stage did not run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PerModel<T> {
     /// The model that the run started from.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,14 +86,34 @@ pub struct PerModel<T> {
 }
 
 impl<T> PerModel<T> {
-    /// The models in training order, with the names used in the report.
-    fn named(&self) -> [(&'static str, Option<&T>); 3] {
-        [("base", self.base.as_ref()), ("SFT", self.sft.as_ref()), ("PPO", self.ppo.as_ref())]
+    /// The value of a model by its name in [`MODELS`].
+    fn get(&self, name: &str) -> Option<&T> {
+        let all = [&self.base, &self.sft, &self.ppo];
+        MODELS.iter().zip(all).find(|(model, _)| **model == name)?.1.as_ref()
+    }
+
+    /// What `make` makes of each value.
+    pub fn map<U>(&self, make: impl Fn(&T) -> U) -> PerModel<U> {
+        let [base, sft, ppo] = [&self.base, &self.sft, &self.ppo].map(|value| value.as_ref().map(&make));
+        PerModel { base, sft, ppo }
+    }
+
+    /// The models with a value, by their names in the report.
+    pub fn known(&self) -> Vec<(&'static str, &T)> {
+        MODELS.into_iter().filter_map(|name| Some((name, self.get(name)?))).collect()
+    }
+}
+
+impl<T, E> PerModel<Result<T, E>> {
+    /// The values, or the first error.
+    pub fn transpose(self) -> Result<PerModel<T>, E> {
+        let [base, sft, ppo] = [self.base, self.sft, self.ppo].map(Option::transpose);
+        Ok(PerModel { base: base?, sft: sft?, ppo: ppo? })
     }
 }
 
 /// A mean difference on the same items, with its 95 % interval.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gain {
     /// Mean of the differences.
     pub mean: f64,
@@ -103,7 +124,7 @@ pub struct Gain {
 }
 
 /// How often the reward model prefers the chosen reply on held-out pairs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RewardModel {
     /// Share of pairs where the chosen reply has the strictly higher score.
     pub accuracy: f64,
@@ -115,55 +136,15 @@ pub struct RewardModel {
     pub n: u64,
 }
 
-/// Wall-clock seconds of each stage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Seconds {
-    /// Preparing data.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub data: Option<f64>,
-    /// Training or loading the base model.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub base: Option<f64>,
-    /// Supervised fine-tuning.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sft: Option<f64>,
-    /// Training the reward model.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rm: Option<f64>,
-    /// PPO.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ppo: Option<f64>,
-    /// Evaluation.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eval: Option<f64>,
-}
-
-impl Seconds {
-    /// The stages that ran, in order, with their times.
-    fn named(&self) -> Vec<(&'static str, f64)> {
-        let all = [
-            ("data", self.data),
-            ("base", self.base),
-            ("SFT", self.sft),
-            ("reward model", self.rm),
-            ("PPO", self.ppo),
-            ("evaluation", self.eval),
-        ];
-        all.into_iter().filter_map(|(name, seconds)| Some((name, seconds?))).collect()
+impl From<Estimate> for RewardModel {
+    fn from(estimate: Estimate) -> Self {
+        let Estimate { mean: accuracy, low, high, n, .. } = estimate;
+        Self { accuracy, low, high, n: n as u64 }
     }
 }
 
-/// Scores on one family of tasks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Family {
-    /// Name of the family.
-    pub name: String,
-    /// Scores of each model on it.
-    pub exact_match: PerModel<Scores>,
-}
-
 /// One training metric of one stage, by step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Curve {
     /// Stage, such as `sft`.
     pub stage: String,
@@ -171,22 +152,20 @@ pub struct Curve {
     pub metric: String,
     /// Pairs of step and value, by ascending step. Values that are not finite become gaps in the chart and
     /// `null` in JSON.
-    #[serde(deserialize_with = "curve::points_with_gaps")]
     pub points: Vec<(f64, f64)>,
 }
 
 /// One model's reply to one prompt.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Reply {
     /// The text as generated.
     pub text: String,
     /// Whether the reply matches the answer.
-    #[serde(alias = "right")]
     pub correct: bool,
 }
 
 /// One prompt with the reply of each model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Sample {
     /// The prompt.
     pub prompt: String,
@@ -198,7 +177,7 @@ pub struct Sample {
 }
 
 /// An evaluation on tasks, and where its own report is.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Benchmarks {
     /// The path of its report, from the folder of this one.
     pub report: String,
@@ -207,7 +186,7 @@ pub struct Benchmarks {
 }
 
 /// All contents of the report of a run. Missing sections are left out of all three files.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// Title of the report.
     pub title: String,
@@ -231,35 +210,37 @@ pub struct Report {
     /// KL divergence of the policy from the reference model in the last rollout, in nats per reply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
-    /// Wall-clock time per stage.
-    pub seconds: Seconds,
+    /// Wall-clock seconds by part: data, base, sft, rm, ppo and eval.
+    #[serde(serialize_with = "as_object")]
+    pub seconds: Vec<(&'static str, f64)>,
     /// Peak resident set size of the run, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_rss_bytes: Option<u64>,
-    /// Scores per family of tasks.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub families: Vec<Family>,
     /// The tasks that every model was asked, with paired differences.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub benchmarks: Option<Benchmarks>,
     /// Training curves.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub curves: Vec<Curve>,
     /// Replies side by side.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub samples: Vec<Sample>,
+}
+
+fn as_object<S: Serializer>(parts: &[(&str, f64)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(parts.iter().copied())
 }
 
 impl Report {
     /// Checks that every number is finite and that every mean lies within its interval.
     pub fn check(&self) -> Result<(), Error> {
-        check_scores("exact_match", &self.exact_match)?;
-        for family in &self.families {
-            check_scores(&format!("families.{}", family.name), &family.exact_match)?;
+        for (model, scores) in self.exact_match.known() {
+            for (decoding, Score { mean, low, high, .. }) in scores.decodings() {
+                check_interval(&format!("exact_match.{model}.{decoding}"), mean, low, high)?;
+            }
         }
-        for (name, gain) in
-            [("paired_gain", self.paired_gain), ("paired_gain_greedy", self.paired_gain_greedy)]
-        {
+        let gains = [("paired_gain", self.paired_gain), ("paired_gain_greedy", self.paired_gain_greedy)];
+        for (name, gain) in gains {
             if let Some(Gain { mean, low, high }) = gain {
                 check_interval(name, mean, low, high)?;
             }
@@ -267,59 +248,24 @@ impl Report {
         if let Some(RewardModel { accuracy, low, high, .. }) = self.reward_model {
             check_interval("reward_model", accuracy, low, high)?;
         }
-        let seconds =
-            self.seconds.named().into_iter().map(|(name, value)| (format!("seconds of {name}"), value));
+        let seconds = self.seconds.iter().map(|(name, value)| (format!("seconds of {name}"), *value));
         let kl = self.kl.map(|kl| ("kl".to_owned(), kl));
         seconds.chain(kl).try_for_each(|(field, value)| check_finite(&field, value))
     }
 }
 
-/// Checks `report` and writes `report.json`, `report.md` and `report.html` into `dir`, which is created if
-/// missing.
-///
-/// Each file is written under a temporary name, synced and renamed, so that a reader never sees a
-/// half-written report.
-pub fn write(report: &Report, dir: &Path) -> Result<(), Error> {
+/// The name and the text of each file of a report.
+pub type Files = [(&'static str, String); 3];
+
+/// Checks `report` and makes `report.json`, `report.md` and `report.html` of it.
+pub fn files(report: &Report) -> Result<Files, Error> {
     report.check()?;
-    let mut json = serde_json::to_string_pretty(report)?;
-    json.push('\n');
-    write_files(dir, [("report.json", json), ("report.md", markdown(report)), ("report.html", html(report))])
+    of_texts(report, markdown(report), html(report))
 }
 
-/// Writes `files` into `dir`, which is created if missing.
-fn write_files(dir: &Path, files: [(&str, String); 3]) -> Result<(), Error> {
-    fs::create_dir_all(dir).map_err(|source| Error::Write { path: dir.into(), source })?;
-    for (name, text) in files {
-        write_atomically(dir, name, &text).map_err(|source| Error::Write { path: dir.join(name), source })?;
-    }
-    Ok(())
-}
-
-fn write_atomically(dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
-    // The temporary name is new: no existing file is overwritten, and no link is followed. The file is
-    // removed unless it is renamed.
-    let mut file = tempfile::Builder::new()
-        .prefix(&format!(".{name}.{}-", std::process::id()))
-        .suffix(".tmp")
-        .permissions(fs::Permissions::from_mode(0o666))
-        .tempfile_in(dir)?;
-    file.write_all(text.as_bytes())?;
-    file.as_file().sync_all()?;
-    file.persist(dir.join(name)).map_err(|error| error.error)?;
-    // The new name is on disk only after the directory is synced.
-    File::open(dir)?.sync_all()
-}
-
-fn check_scores(field: &str, models: &PerModel<Scores>) -> Result<(), Error> {
-    for (model, scores) in models.named() {
-        let Some(scores) = scores else { continue };
-        for (decoding, score) in [("greedy", scores.greedy), ("sampled", scores.sampled)] {
-            if let Some(Score { mean, low, high, .. }) = score {
-                check_interval(&format!("{field}.{model}.{decoding}"), mean, low, high)?;
-            }
-        }
-    }
-    Ok(())
+fn of_texts(report: &impl Serialize, text: String, page: String) -> Result<Files, Error> {
+    let json = serde_json::to_string_pretty(report)? + "\n";
+    Ok([("report.json", json), ("report.md", text), ("report.html", page)])
 }
 
 fn check_interval(field: &str, mean: f64, low: f64, high: f64) -> Result<(), Error> {

@@ -19,9 +19,9 @@ use crate::contamination::Contamination;
 use crate::evaluation::{Evaluation, ModelRun, Score};
 use crate::task::OutputType;
 pub use comparison::{Comparison, compare};
-pub use export::{number, p_value, signed_interval};
+pub use export::{contamination_table, interval_or_empty};
+pub(crate) use html::scores_and_differences;
 pub use html::{Notes, html};
-pub(crate) use html::{STYLE, scores_and_differences};
 pub use samples::sample_rows;
 
 /// The version of `results.json`.

@@ -4,7 +4,7 @@
 //! [`data`] reads the rows. Somebody scores each reply; this module does not know how. From the scores,
 //! [`RewardModelReport::new`] makes the numbers: those of pairs ([`PairReport`]), of `RewardBench`
 //! ([`RewardBench`], [`RewardBench2`]), of best of n ([`BestOfN`]) and of a run that trained against the
-//! model ([`OverOptimization`]). They come as JSON (the serde form), Markdown, an HTML page, and [`Table`]s
+//! model ([`OverOptimization`]). They come as JSON (the serde form), Markdown, an HTML page, and tables
 //! for a terminal. Nothing in them depends on the time or the machine.
 
 mod best_of_n;
@@ -30,7 +30,7 @@ pub use page::{Notes, html};
 pub use pairs::{GroupReport, PairReport, Spread};
 pub use reward_bench::{RewardBench, Section};
 pub use reward_bench_2::{RewardBench2, SubsetScore, Ties};
-pub use tables::{Table, markdown, tables};
+pub use tables::{markdown, tables};
 
 /// The version of `rm.json`.
 pub const FORMAT: u32 = 1;

@@ -8,7 +8,7 @@ use crate::args::ReportArgs;
 use crate::config::ConfigError;
 use crate::console::print_stderr;
 use crate::run_data::{RunData, extremes};
-use crate::{interrupt, output};
+use crate::{interrupt, output, own_file};
 
 /// The most samples of a run that are shown, spread evenly over it.
 const SAMPLES: usize = 16;
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &ReportArgs) -> anyhow::Result<()> {
         runs: data.iter().map(part).collect(),
         curves: overlays(&data),
     };
-    eval::report::write_runs(&report, out)?;
+    own_file::write_all(out, &eval::report::run_files(&report)?)?;
     print_stderr(&files[0].display().to_string());
     Ok(())
 }

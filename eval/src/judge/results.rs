@@ -3,7 +3,7 @@
 //! Nothing here depends on the time: judging that was broken off and continued ends with the same files.
 
 mod html;
-mod table;
+mod tables;
 #[cfg(test)]
 mod tests;
 
@@ -14,10 +14,9 @@ use serde_json::{Map, Value, json};
 
 use super::{AnswerSheet, Comparison, JudgedPair, Outcome, Rated, standings};
 use crate::Error;
-use crate::report::escape_markdown;
+use crate::page::{Table, escape_markdown};
 use crate::statistics::{Anchor, Ratings};
 pub use html::html;
-pub use table::Table;
 
 /// The version of `judge.json`.
 pub const FORMAT: u32 = 1;
@@ -217,7 +216,7 @@ impl JudgeResults {
             self.models.len()
         );
         for table in self.tables() {
-            let _ = write!(text, "\n## {}\n\n{}", escape_markdown(&table.heading), table.markdown());
+            let _ = write!(text, "\n## {}\n\n{}", escape_markdown(&table.title), table.markdown());
         }
         let warnings = self.all_warnings();
         if !warnings.is_empty() {
@@ -226,11 +225,13 @@ impl JudgeResults {
                 let _ = writeln!(text, "- {}", escape_markdown(&warning));
             }
         }
-        text.push_str("\n## Protocols\n\n| judged | id |\n|---|---|\n");
-        for (name, id) in self.protocols() {
-            let _ = writeln!(text, "| {} | {} |", escape_markdown(&name), escape_markdown(id));
-        }
-        text
+        let protocols = Table::of(
+            "Protocols",
+            2,
+            &self.protocols(),
+            &[("judged", &|(name, _)| name.clone()), ("id", &|(_, id)| (*id).to_owned())],
+        );
+        text + "\n## Protocols\n\n" + &protocols.markdown()
     }
 }
 

@@ -3,10 +3,10 @@
 
 use std::fmt::Write as _;
 
-use serde_json::{Map, Value};
-
-use super::escape::escape_markdown;
-use super::{Curve, Family, Report, Sample, Score, Scores, layout};
+use super::contents::{self, SCORES};
+use super::{Curve, MODELS, Reply, Report, Sample};
+use crate::page::number::{bytes, or_nothing};
+use crate::page::{self, Table, curve, escape_markdown};
 
 /// The largest number of prompts shown. The other two files have all of them.
 const MOST_SAMPLES: usize = 40;
@@ -15,194 +15,117 @@ const MOST_SAMPLES: usize = 40;
 pub fn markdown(report: &Report) -> String {
     let mut text = format!("# {}\n", escape_markdown(&report.title));
     text.push_str(&exact_match(report));
-    text.push_str(&families(&report.families));
     if let Some(benchmarks) = &report.benchmarks {
         let tables = benchmarks.results.markdown_tables("###");
         let _ = write!(text, "\n## Tasks\n{tables}\nAll samples: {}\n", escape_markdown(&benchmarks.report));
     }
-    text.push_str(&curves(&report.curves));
-    text.push_str(&samples(&report.samples));
-    text.push_str(&cost(report));
-    text.push_str(&reproduction(report));
-    text
+    text.push_str(&under("Training", &curves(&report.curves)));
+    text.push_str(&under("Samples", &samples(&report.samples)));
+    if report.samples.len() > MOST_SAMPLES {
+        let _ = writeln!(text, "\n{} more in report.html.", report.samples.len() - MOST_SAMPLES);
+    }
+    text.push_str(&under("Time and memory", &times(report)));
+    if let Some(peak) = report.peak_rss_bytes {
+        let _ = writeln!(text, "\n**Peak memory:** {}.", bytes(peak));
+    }
+    text + &reproduction(report)
+}
+
+/// A table under a heading; nothing without rows.
+fn under(heading: &str, table: &Table) -> String {
+    if table.rows.is_empty() { String::new() } else { format!("\n## {heading}\n\n{}", table.markdown()) }
 }
 
 fn exact_match(report: &Report) -> String {
-    let mut text = String::new();
-    let models = report.exact_match.named();
-    if models.iter().any(|(_, scores)| scores.is_some()) {
-        text.push_str("\n## Exact match\n\n| model | greedy | sampled | n |\n|---|---:|---:|---:|\n");
-    }
-    for (name, scores) in models {
-        let Some(Scores { greedy, sampled }) = scores else { continue };
-        let cell = |score: &Option<Score>| score.as_ref().map_or_else(|| "–".to_owned(), layout::score);
-        let n = greedy.or(*sampled).map_or_else(|| "–".to_owned(), |score| score.n.to_string());
-        let _ = writeln!(text, "| {name} | {} | {} | {n} |", cell(greedy), cell(sampled));
-    }
-
+    let mut text = under("Exact match", &contents::scores(&report.exact_match));
     if !text.is_empty() {
-        text.push_str(
-            "\nA reply is right when, stripped of white space, it equals the answer. In brackets 95 % intervals; n counts \
-             prompts, and several samples of one prompt are averaged first.\n",
+        let _ = writeln!(
+            text,
+            "\n{SCORES} In brackets 95 % intervals; n counts prompts, and several samples of one prompt are averaged \
+             first."
         );
     }
-
     for (name, gain) in [("sampled", &report.paired_gain), ("greedy", &report.paired_gain_greedy)] {
         if let Some(gain) = gain {
-            let verdict = layout::verdict(gain);
-            let _ = writeln!(
-                text,
-                "\n**PPO over SFT on the same prompts, {name}:** {}. {verdict}",
-                layout::gain(gain)
-            );
+            let gain = contents::gain(gain);
+            let _ = writeln!(text, "\n**PPO over SFT on the same prompts, {name}:** {gain}");
         }
     }
-
     if let Some(model) = &report.reward_model {
-        let _ = writeln!(text, "\n**Reward model:** {}.", layout::reward_model(model));
+        let _ = writeln!(text, "\n**Reward model:** {}.", contents::reward_model(model));
     }
     if let Some(kl) = report.kl {
         let _ = writeln!(text, "\n**KL to the reference:** {kl:.3} nats per reply.");
     }
-
     text
 }
 
-fn families(families: &[Family]) -> String {
-    if families.is_empty() {
-        return String::new();
-    }
-
-    // Models without any score get no columns.
-    let shown: Vec<usize> =
-        (0..3).filter(|&i| families.iter().any(|family| family.exact_match.named()[i].1.is_some())).collect();
-    let mut text = String::from("\n## By family\n\n| family |");
-
-    for &i in &shown {
-        let name = families[0].exact_match.named()[i].0;
-        let _ = write!(text, " {name} greedy | {name} sampled |");
-    }
-    let _ = writeln!(text, "\n|---|{}", "---:|".repeat(2 * shown.len()));
-
-    for family in families {
-        let _ = write!(text, "| {} |", escape_markdown(&family.name));
-        let models = family.exact_match.named();
-        for &i in &shown {
-            let scores = models[i].1.copied().unwrap_or_default();
-            for score in [scores.greedy, scores.sampled] {
-                let _ = write!(
-                    text,
-                    " {} |",
-                    score.map_or_else(|| "–".to_owned(), |score| layout::score(&score))
-                );
-            }
-        }
-        text.push('\n');
-    }
-    text
-}
-
-fn curves(curves: &[Curve]) -> String {
-    let mut rows = String::new();
-
-    for curve in curves {
-        let values: Vec<f64> =
-            curve.points.iter().map(|point| point.1).filter(|value| value.is_finite()).collect();
-        let (Some(first), Some(last)) = (values.first(), values.last()) else { continue };
-        let (low, high) = values.iter().fold((*first, *first), |(low, high), &v| (low.min(v), high.max(v)));
-        let (stage, metric) = (escape_markdown(&curve.stage), escape_markdown(&curve.metric));
-        let _ = writeln!(
-            rows,
-            "| {stage} | {metric} | {} | {first:.4} | {last:.4} | {low:.4} | {high:.4} | {} |",
-            curve.points.len(),
-            super::curve::gaps(&curve.points)
-        );
-    }
-
-    if rows.is_empty() {
-        return rows;
-    }
-
-    format!(
-        "\n## Training\n\n| stage | metric | points | first | last | lowest | highest | not finite |\n\
-         |---|---|---:|---:|---:|---:|---:|---:|\n{rows}"
+fn curves(curves: &[Curve]) -> Table {
+    let values = |curve: &Curve| -> Vec<f64> {
+        curve.points.iter().map(|point| point.1).filter(|value| value.is_finite()).collect()
+    };
+    let drawn: Vec<(&Curve, Vec<f64>)> =
+        curves.iter().map(|curve| (curve, values(curve))).filter(|(_, values)| !values.is_empty()).collect();
+    let text = |value: f64| format!("{value:.4}");
+    Table::of(
+        "",
+        2,
+        &drawn,
+        &[
+            ("stage", &|(curve, _)| curve.stage.clone()),
+            ("metric", &|(curve, _)| curve.metric.clone()),
+            ("points", &|(curve, _)| curve.points.len().to_string()),
+            ("first", &|(_, values)| text(values[0])),
+            ("last", &|(_, values)| text(values[values.len() - 1])),
+            ("lowest", &|(_, values)| text(values.iter().copied().fold(f64::INFINITY, f64::min))),
+            ("highest", &|(_, values)| text(values.iter().copied().fold(f64::NEG_INFINITY, f64::max))),
+            ("not finite", &|(curve, _)| curve::gaps(&curve.points).to_string()),
+        ],
     )
 }
 
-fn samples(samples: &[Sample]) -> String {
-    if samples.is_empty() {
-        return String::new();
-    }
-
+fn samples(samples: &[Sample]) -> Table {
+    let shown = &samples[..samples.len().min(MOST_SAMPLES)];
+    let columns: [page::Column<'_, Sample>; 2] =
+        [("prompt", &|sample| sample.prompt.clone()), ("answer", &|sample| sample.answer.clone())];
+    let mut table = Table::of("", usize::MAX, shown, &columns);
     // Models without any reply get no column.
-    let shown: Vec<usize> =
-        (0..3).filter(|&i| samples.iter().any(|sample| sample.replies.named()[i].1.is_some())).collect();
-    let mut text = String::from("\n## Samples\n\n| prompt | answer |");
-
-    for &i in &shown {
-        let _ = write!(text, " {} |", samples[0].replies.named()[i].0);
-    }
-    let _ = writeln!(text, "\n|{}", "---|".repeat(2 + shown.len()));
-
-    for sample in samples.iter().take(MOST_SAMPLES) {
-        let _ = write!(text, "| {} | {} |", escape_markdown(&sample.prompt), escape_markdown(&sample.answer));
-        for &i in &shown {
-            let reply = sample.replies.named()[i].1;
-            let cell = |reply: &super::Reply| {
-                format!("{} {}", if reply.correct { "✓" } else { "✗" }, escape_markdown(&reply.text))
-            };
-            let _ = write!(text, " {} |", reply.map_or_else(|| "–".to_owned(), cell));
+    let has_replied = |model: &&str| samples.iter().any(|sample| sample.replies.get(model).is_some());
+    for model in MODELS.into_iter().filter(has_replied) {
+        table.head.push(model.to_owned());
+        let text = |reply: &Reply| format!("{} {}", if reply.correct { "✓" } else { "✗" }, reply.text);
+        for (sample, row) in shown.iter().zip(&mut table.rows) {
+            row.push(or_nothing(sample.replies.get(model), text));
         }
-        text.push('\n');
     }
-
-    if samples.len() > MOST_SAMPLES {
-        let _ = writeln!(text, "\n{} more in report.html.", samples.len() - MOST_SAMPLES);
-    }
-    text
+    table
 }
 
-fn cost(report: &Report) -> String {
-    let stages = report.seconds.named();
-    let mut text = String::new();
-    if !stages.is_empty() {
-        text.push_str("\n## Time and memory\n\n| stage | time |\n|---|---:|\n");
-        for (name, value) in &stages {
-            let _ = writeln!(text, "| {name} | {} |", layout::seconds(*value));
-        }
-        let total: f64 = stages.iter().map(|stage| stage.1).sum();
-        let _ = writeln!(text, "| total | {} |", layout::seconds(total));
-    }
-    if let Some(bytes) = report.peak_rss_bytes {
-        let _ = writeln!(text, "\n**Peak memory:** {}.", layout::bytes(bytes));
-    }
-    text
+fn times(report: &Report) -> Table {
+    Table::of(
+        "",
+        1,
+        &contents::times(report),
+        &[("stage", &|(name, _, _)| (*name).to_owned()), ("time", &|(_, _, text)| text.clone())],
+    )
 }
 
 fn reproduction(report: &Report) -> String {
     let mut text = String::from("\n## How to make it again\n");
     if !report.command.is_empty() {
         // A fence longer than any run of backticks in the command cannot be closed by the command.
-        let fence = "`".repeat(longest_run(&report.command, '`').max(2) + 1);
+        let runs = report.command.split(|character| character != '`').map(str::len);
+        let fence = "`".repeat(runs.max().unwrap_or(0).max(2) + 1);
         let _ = writeln!(text, "\n{fence}sh\n{}\n{fence}", report.command.trim_end());
     }
-    text.push_str(&name_value_table("setting", &report.settings));
-    text.push_str(&name_value_table("machine", &report.machine));
-    text
-}
-
-fn longest_run(text: &str, wanted: char) -> usize {
-    text.split(|c| c != wanted).map(|run| run.chars().count()).max().unwrap_or(0)
-}
-
-fn name_value_table(heading: &str, rows: &Map<String, Value>) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
-    let mut text = format!("\n| {heading} | value |\n|---|---|\n");
-    for (name, value) in rows {
-        let _ =
-            writeln!(text, "| {} | {} |", escape_markdown(name), escape_markdown(&layout::setting(value)));
+    for (heading, values) in [("setting", &report.settings), ("machine", &report.machine)] {
+        let facts = page::settings(values);
+        let columns: [page::Column<'_, (String, String)>; 2] =
+            [(heading, &|(name, _)| name.clone()), ("value", &|(_, value)| value.clone())];
+        let table = Table::of("", 2, &facts, &columns).markdown();
+        if !table.is_empty() {
+            let _ = write!(text, "\n{table}");
+        }
     }
     text
 }

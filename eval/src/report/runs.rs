@@ -4,14 +4,14 @@
 //! All text comes from run folders and is escaped.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use serde::Serialize;
 
-use super::escape::{escape_html, escape_markdown};
-use super::plane::LINE_COLOURS;
-use super::{chart, curve, html, write_files};
+use super::html::gaps;
+use super::{Files, of_texts};
 use crate::Error;
+use crate::page::number::metric;
+use crate::page::{self, Page, Table, block, escape_html, escape_markdown, note, plane, section};
 
 /// A report of runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -84,12 +84,9 @@ pub struct Overlay {
     pub curves: Vec<(String, Vec<(f64, f64)>)>,
 }
 
-/// Writes `report.json`, `report.md` and `report.html` into `dir`, which is created if missing.
-pub fn write_runs(report: &RunsReport, dir: &Path) -> Result<(), Error> {
-    let mut json = serde_json::to_string_pretty(report)?;
-    json.push('\n');
-    let (text, page) = (runs_markdown(report), runs_html(report));
-    write_files(dir, [("report.json", json), ("report.md", text), ("report.html", page)])
+/// Makes `report.json`, `report.md` and `report.html` of a report.
+pub fn run_files(report: &RunsReport) -> Result<Files, Error> {
+    of_texts(report, runs_markdown(report), runs_html(report))
 }
 
 /// Draws curves over one another as an SVG file of its own.
@@ -97,7 +94,7 @@ pub fn overlay_svg(metric: &str, curves: &[(String, Vec<(f64, f64)>)]) -> String
     const STYLE: &str = "<style>svg{background:#fff;font:11px sans-serif}.grid{stroke:#ddd}.axis{stroke:#555;fill:none}\
          .line{fill:none;stroke:currentColor;stroke-width:1.5}.run-0{color:#2367b8}.run-1{color:#c4571a}.run-2{color:#2f8f6b}\
          .run-3{color:#7a828c}.run-4{color:#6b3fa0}.run-5{color:#b3261e}.end{fill:currentColor}</style>";
-    let svg = chart::overlay(metric, curves);
+    let svg = plane::overlay(metric, curves);
     svg.replacen("<svg ", "<svg xmlns=\"http://www.w3.org/2000/svg\" ", 1).replacen(
         "<title>",
         &format!("{STYLE}<title>"),
@@ -107,127 +104,98 @@ pub fn overlay_svg(metric: &str, curves: &[(String, Vec<(f64, f64)>)]) -> String
 
 /// Renders the HTML page.
 fn runs_html(report: &RunsReport) -> String {
-    let mut page = html::head(&report.title, LINE_COLOURS);
-    let mut body = String::new();
-
-    for overlay in &report.curves {
-        let drawing = chart::overlay(&overlay.metric, &overlay.curves);
-        let names = overlay.curves.iter().enumerate().map(|(index, (name, points))| {
-            let gaps = match curve::gaps(points) {
-                0 => String::new(),
-                gaps => format!(" <b class=\"wrong\">{gaps} not finite</b>"),
-            };
-            format!("{} {}{gaps}", index + 1, escape_html(name))
-        });
-        let names = names.collect::<Vec<_>>().join(", ");
-        let metric = escape_html(&overlay.metric);
-        let _ = writeln!(
-            body,
-            "<figure><figcaption><b>{metric}</b> <span class=\"note\">{names}</span></figcaption>{drawing}</figure>"
-        );
-    }
-    if !body.is_empty() {
-        page.push_str(&html::section("Training", &format!("<div class=\"curves\">\n{body}</div>\n")));
-    }
-
+    let mut body = page::curves("Training", &report.curves.iter().map(figure).collect::<String>());
     for run in &report.runs {
         let heading = format!("{} {}", escape_html(&run.stage), escape_html(&run.name));
-        page.push_str(&html::section(&heading, &run_html(run)));
+        body.push_str(&section(&heading, &run_html(run)));
     }
+    body.push_str(&section("How to make it again", &page::command(&report.command)));
+    Page { title: &report.title, kind: "runs", body, script: None }.html()
+}
 
-    let command = format!("<pre class=\"command\">{}</pre>\n", escape_html(&report.command));
-    page.push_str(&html::section("How to make it again", &command));
-    page + "</main>\n</body>\n</html>\n"
+/// The curves of a metric, with the names of the runs by their numbers.
+fn figure(Overlay { metric, curves }: &Overlay) -> String {
+    let name = |(index, (name, points)): (usize, &(String, Vec<(f64, f64)>))| {
+        format!("{} {}{}", index + 1, escape_html(name), gaps(" ", points))
+    };
+    let names: Vec<String> = curves.iter().enumerate().map(name).collect();
+    page::figure(&escape_html(metric), &names.join(", "), Some(plane::overlay(metric, curves)))
 }
 
 fn run_html(run: &RunPart) -> String {
     let mut body = format!("<p>{}, {} steps.</p>\n", escape_html(&run.status), run.steps);
     if !run.settings.is_empty() {
-        body.push_str("<table><caption>Settings that differ from the defaults</caption>\n<tbody>\n");
-        for (key, default, value) in &run.settings {
-            let [key, default, value] = [key, default, value].map(|text| escape_html(text));
-            let _ =
-                writeln!(body, "<tr><th>{key}</th><td>{value}</td><td class=\"note\">{default}</td></tr>");
-        }
-        body.push_str("</tbody>\n</table>\n");
+        body.push_str(&note("Settings that differ from the defaults"));
     }
-
-    if !run.numbers.is_empty() {
-        body.push_str("<table><thead><tr><th>metric</th>");
-        let names = ["rows", "first", "newest", "lowest", "highest"];
-        body.push_str(&names.map(|name| format!("<th class=\"num\">{name}</th>")).concat());
-        body.push_str("</tr></thead>\n<tbody>\n");
-        for metric in &run.numbers {
-            let cells = metric.cells().map(|cell| format!("<td class=\"num\">{cell}</td>")).concat();
-            let _ = writeln!(body, "<tr><th>{}</th>{cells}</tr>", escape_html(&metric.metric));
-        }
-        body.push_str("</tbody>\n</table>\n");
-    }
-
-    for sample in &run.samples {
-        let [prompt, reply] = [&sample.prompt, &sample.reply].map(|text| escape_html(text));
-        let (step, score) = (sample.step, number(sample.score));
-        let _ = writeln!(
-            body,
-            "<article><div class=\"prompt\"><span class=\"what\">step {step}</span><pre>{prompt}</pre></div>\n\
-             <div class=\"reply\"><span class=\"what\">score {score}</span><pre>{reply}</pre></div></article>"
-        );
+    body.push_str(&run.settings().html(true));
+    body.push_str(&run.numbers().html(true));
+    for RunSample { step, prompt, reply, score } in &run.samples {
+        let prompt = block("prompt", &format!("step {step}"), prompt, usize::MAX);
+        let reply = block("reply", &format!("score {}", metric(*score)), reply, usize::MAX);
+        body.extend(["<article>", &prompt, &reply, "</article>\n"]);
     }
     body
-}
-
-impl MetricSummary {
-    /// The numbers as text.
-    fn cells(&self) -> [String; 5] {
-        let Self { rows, first, newest, lowest, highest, .. } = self;
-        [rows.to_string(), number(*first), number(*newest), number(*lowest), number(*highest)]
-    }
-}
-
-/// A number with about four digits.
-fn number(value: f64) -> String {
-    if !value.is_finite() {
-        return "not finite".to_owned();
-    }
-    let size = value.abs();
-    if value != 0.0 && !(1e-3..1e6).contains(&size) { format!("{value:.2e}") } else { format!("{value:.4}") }
 }
 
 /// Renders the Markdown document.
 fn runs_markdown(report: &RunsReport) -> String {
     let mut text = format!("# {}\n", escape_markdown(&report.title));
     for run in &report.runs {
-        let (stage, name) = (escape_markdown(&run.stage), escape_markdown(&run.name));
-        let _ =
-            writeln!(text, "\n## {stage} {name}\n\n{}, {} steps.", escape_markdown(&run.status), run.steps);
-        if !run.settings.is_empty() {
-            text.push_str("\n| setting | value | default |\n|---|---|---|\n");
-        }
-        for (key, default, value) in &run.settings {
-            let [key, default, value] = [key, default, value].map(|text| escape_markdown(text));
-            let _ = writeln!(text, "| {key} | {value} | {default} |");
-        }
-
-        if !run.numbers.is_empty() {
-            text.push_str(
-                "\n| metric | rows | first | newest | lowest | highest |\n|---|---:|---:|---:|---:|---:|\n",
-            );
-        }
-        for metric in &run.numbers {
-            let _ =
-                writeln!(text, "| {} | {} |", escape_markdown(&metric.metric), metric.cells().join(" | "));
-        }
-
-        if !run.samples.is_empty() {
-            text.push_str("\n| step | prompt | reply | score |\n|---:|---|---|---:|\n");
-        }
-        for RunSample { step, prompt, reply, score } in &run.samples {
-            let [prompt, reply] = [prompt, reply].map(|text| escape_markdown(text));
-            let _ = writeln!(text, "| {step} | {prompt} | {reply} | {} |", number(*score));
+        let [stage, name, status] = [&run.stage, &run.name, &run.status].map(|text| escape_markdown(text));
+        let _ = writeln!(text, "\n## {stage} {name}\n\n{status}, {} steps.", run.steps);
+        for table in [run.settings(), run.numbers(), run.samples()] {
+            if !table.rows.is_empty() {
+                let _ = write!(text, "\n{}", table.markdown());
+            }
         }
     }
     let _ = writeln!(text, "\n## How to make it again\n\n{}", escape_markdown(&report.command));
     text
+}
+
+impl RunPart {
+    fn settings(&self) -> Table {
+        Table::of(
+            "Settings that differ from the defaults",
+            3,
+            &self.settings,
+            &[
+                ("setting", &|(key, _, _)| key.clone()),
+                ("value", &|(_, _, value)| value.clone()),
+                ("default", &|(_, default, _)| default.clone()),
+            ],
+        )
+    }
+
+    fn numbers(&self) -> Table {
+        Table::of(
+            "Metrics",
+            1,
+            &self.numbers,
+            &[
+                ("metric", &|of| of.metric.clone()),
+                ("rows", &|of| of.rows.to_string()),
+                ("first", &|of| metric(of.first)),
+                ("newest", &|of| metric(of.newest)),
+                ("lowest", &|of| metric(of.lowest)),
+                ("highest", &|of| metric(of.highest)),
+            ],
+        )
+    }
+
+    fn samples(&self) -> Table {
+        Table::of(
+            "Samples",
+            3,
+            &self.samples,
+            &[
+                ("step", &|sample| sample.step.to_string()),
+                ("prompt", &|sample| sample.prompt.clone()),
+                ("reply", &|sample| sample.reply.clone()),
+                ("score", &|sample| metric(sample.score)),
+            ],
+        )
+    }
 }
 
 #[cfg(test)]
@@ -268,14 +236,11 @@ mod tests {
 
     #[test]
     fn the_three_files_hold_the_runs_and_no_markup_of_theirs() {
-        let folder = tempfile::tempdir().unwrap();
-        write_runs(&report(), folder.path()).unwrap();
-        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
-        let page = read("report.html");
+        let [(_, json), (_, text), (_, page)] = run_files(&report()).unwrap();
         assert!(!page.contains("<script>") && !page.contains('\u{1b}') && page.contains("Two &lt;runs&gt;"));
         assert!(page.contains("1 not finite") && page.contains("class=\"run-1\""));
-        assert!(read("report.md").contains(r"runs/a\|b") && read("report.md").contains("1.00e-7"));
-        let json: serde_json::Value = serde_json::from_str(&read("report.json")).unwrap();
+        assert!(text.contains(r"runs/a\|b") && text.contains("1.00e-7"));
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert!(json["curves"][0]["curves"][1][1][7][1].is_null());
     }
 

@@ -1,52 +1,25 @@
 //! The numbers as tables: one form for the terminal, Markdown and the HTML page, so that they never differ.
 
+mod benchmarks;
+
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use super::{
-    BestOfN, FileReport, GroupReport, OverOptimization, PairReport, RewardBench, RewardBench2,
-    RewardModelReport, Spread,
+    BestOfN, CurvePoint, FileReport, GroupReport, OverOptimization, PairReport, RewardModelReport, Spread,
 };
-use crate::report::escape_markdown;
-use crate::results::number;
+use crate::page::number::{number, optional, or_nothing};
+use crate::page::{Table, escape_markdown};
 use crate::statistics::Estimate;
+use benchmarks::{reward_bench, reward_bench_2};
 
 /// The most parts of a file in a table; the JSON has all.
 const MOST_GROUPS: usize = 60;
 /// The most points of a run in a table.
 const MOST_POINTS: usize = 20;
 
-/// A table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
-    /// What it shows.
-    pub title: String,
-    /// The heading, then the lines; all have as many cells.
-    pub rows: Vec<Vec<String>>,
-    /// How many columns at the left are text.
-    pub left: usize,
-    /// What must be known to read it.
-    pub note: String,
-    /// Whether a terminal leaves it out.
-    pub is_detail: bool,
-}
-
-impl Table {
-    fn new(title: impl Into<String>, left: usize, head: &[&str]) -> Self {
-        let rows = vec![head.iter().map(|&cell| cell.to_owned()).collect()];
-        Self { title: title.into(), rows, left, note: String::new(), is_detail: false }
-    }
-
-    fn note(mut self, note: impl Into<String>) -> Self {
-        self.note = note.into();
-        self
-    }
-
-    fn detail(mut self) -> Self {
-        self.is_detail = true;
-        self
-    }
-}
+/// The pairs of a file, with its name.
+type Named<'a> = (&'a str, &'a PairReport);
 
 /// All tables of a report.
 pub fn tables(report: &RewardModelReport) -> Vec<Table> {
@@ -74,16 +47,7 @@ pub fn tables(report: &RewardModelReport) -> Vec<Table> {
 pub fn markdown(report: &RewardModelReport) -> String {
     let mut text = format!("# Reward model {}\n", escape_markdown(&report.model.name));
     for table in tables(report) {
-        let _ = write!(text, "\n## {}\n\n", escape_markdown(&table.title));
-        for (index, row) in table.rows.iter().enumerate() {
-            let cells: Vec<String> = row.iter().map(|cell| escape_markdown(cell)).collect();
-            let _ = writeln!(text, "| {} |", cells.join(" | "));
-            if index == 0 {
-                let rules: Vec<&str> =
-                    (0..row.len()).map(|column| if column < table.left { "---" } else { "---:" }).collect();
-                let _ = writeln!(text, "|{}|", rules.join("|"));
-            }
-        }
+        let _ = write!(text, "\n## {}\n\n{}", escape_markdown(&table.title), table.markdown());
         if !table.note.is_empty() {
             let _ = writeln!(text, "\n{}", escape_markdown(&table.note));
         }
@@ -94,256 +58,175 @@ pub fn markdown(report: &RewardModelReport) -> String {
 }
 
 fn files(files: &[FileReport]) -> Table {
-    let mut table = Table::new("Files", 2, &["file", "rows are", "rows", "left out", "replies cut"]).note(
+    Table::of(
+        "Files",
+        2,
+        files,
+        &[
+            ("file", &|file| file.file.clone()),
+            ("rows are", &|file| file.kind.name().to_owned()),
+            ("rows", &|file| file.rows.to_string()),
+            ("left out", &|file| file.skipped.to_string()),
+            ("replies cut", &|file| file.cut.to_string()),
+        ],
+    )
+    .note(
         "Left out: rows without a pair. Replies cut: conversations too long for the model lost tokens on the left.",
-    );
-    for file in files {
-        let counts = [file.rows, file.skipped, file.cut].map(|count| count.to_string());
-        let mut row = vec![file.file.clone(), file.kind.name().to_owned()];
-        row.extend(counts);
-        table.rows.push(row);
-    }
-    table
+    )
 }
 
-fn accuracy(named: &[(&str, &PairReport)]) -> Table {
-    let head =
-        ["file", "pairs", "accuracy", "95 % interval", "ties", "ties as half", "loss", "margin", "SD", "ECE"];
-    let mut table = Table::new("Pairs", 1, &head).note(
+fn accuracy(named: &[Named<'_>]) -> Table {
+    let calibration =
+        |pairs: &PairReport| optional(pairs.calibration.as_ref().map(|calibration| calibration.error));
+    Table::of(
+        "Pairs",
+        1,
+        named,
+        &[
+            ("file", &|(name, _)| (*name).to_owned()),
+            ("pairs", &|(_, pairs)| pairs.accuracy.n.to_string()),
+            ("accuracy", &|(_, pairs)| number(pairs.accuracy.mean)),
+            ("95 % interval", &|(_, pairs)| interval(&pairs.accuracy)),
+            ("ties", &|(_, pairs)| format!("{} ({:.1} %)", pairs.ties, 100.0 * pairs.tie_share)),
+            ("ties as half", &|(_, pairs)| number(pairs.accuracy_with_half_ties.mean)),
+            ("loss", &|(_, pairs)| number(pairs.loss)),
+            ("margin", &|(_, pairs)| number(pairs.margin.mean)),
+            ("SD", &|(_, pairs)| optional(pairs.margin.standard_deviation)),
+            ("ECE", &|(_, pairs)| calibration(pairs)),
+        ],
+    )
+    .note(
         "Accuracy: the chosen reply has strictly the higher score. Loss: the mean of -ln sigmoid(margin). ECE: \
          calibration error of sigmoid(|margin|) in 10 bins from 0.5 to 1.",
-    );
-    for (name, pairs) in named {
-        table.rows.push(vec![
-            (*name).to_owned(),
-            pairs.accuracy.n.to_string(),
-            number(pairs.accuracy.mean),
-            interval(&pairs.accuracy),
-            format!("{} ({:.1} %)", pairs.ties, 100.0 * pairs.tie_share),
-            number(pairs.accuracy_with_half_ties.mean),
-            number(pairs.loss),
-            number(pairs.margin.mean),
-            optional(pairs.margin.standard_deviation),
-            optional(pairs.calibration.as_ref().map(|calibration| calibration.error)),
-        ]);
-    }
-    table
+    )
 }
 
-fn lengths(named: &[(&str, &PairReport)]) -> Table {
-    let head = [
-        "file",
-        "score, length: Pearson",
-        "Spearman",
-        "margin, difference: Pearson",
-        "Spearman",
-        "chosen longer",
-        "chosen shorter",
-        "equal",
-        "longer scored higher",
-        "longer is chosen",
-    ];
-    let mut table = Table::new("Length of replies", 1, &head).note(
+fn lengths(named: &[Named<'_>]) -> Table {
+    let rate = |estimate: Option<Estimate>| {
+        or_nothing(estimate, |estimate| format!("{} ({})", number(estimate.mean), estimate.n))
+    };
+    Table::of(
+        "Length of replies",
+        1,
+        named,
+        &[
+            ("file", &|(name, _)| (*name).to_owned()),
+            ("score, length: Pearson", &|(_, pairs)| optional(pairs.length.score_pearson)),
+            ("Spearman", &|(_, pairs)| optional(pairs.length.score_spearman)),
+            ("margin, difference: Pearson", &|(_, pairs)| optional(pairs.length.margin_pearson)),
+            ("Spearman", &|(_, pairs)| optional(pairs.length.margin_spearman)),
+            ("chosen longer", &|(_, pairs)| rate(pairs.length.chosen_longer)),
+            ("chosen shorter", &|(_, pairs)| rate(pairs.length.chosen_shorter)),
+            ("equal", &|(_, pairs)| rate(pairs.length.equal_length)),
+            ("longer scored higher", &|(_, pairs)| rate(pairs.length.longer_scored_higher)),
+            ("longer is chosen", &|(_, pairs)| rate(pairs.length.longer_is_chosen)),
+        ],
+    )
+    .note(
         "Correlations with the number of characters; then the accuracy on pairs whose chosen reply is longer, \
          shorter or as long, with their number; then how often the longer reply gets the higher score, and how \
          often it is the chosen one.",
-    );
-    let rate = |estimate: &Option<Estimate>| {
-        estimate.map_or_else(absent, |estimate| format!("{} ({})", number(estimate.mean), estimate.n))
-    };
-    for (name, pairs) in named {
-        let length = &pairs.length;
-        table.rows.push(vec![
-            (*name).to_owned(),
-            optional(length.score_pearson),
-            optional(length.score_spearman),
-            optional(length.margin_pearson),
-            optional(length.margin_spearman),
-            rate(&length.chosen_longer),
-            rate(&length.chosen_shorter),
-            rate(&length.equal_length),
-            rate(&length.longer_scored_higher),
-            rate(&length.longer_is_chosen),
-        ]);
-    }
-    table
+    )
 }
 
-fn scores(named: &[(&str, &PairReport)]) -> Table {
+fn scores(named: &[Named<'_>]) -> Table {
     let head = ["file", "of", "mean", "SD", "lowest", "5 %", "25 %", "50 %", "75 %", "95 %", "highest"];
-    let mut table = Table::new("Scores", 2, &head).detail();
+    let mut rows = Vec::new();
     for (name, pairs) in named {
         let parts =
             [("margin", &pairs.margin), ("chosen", &pairs.chosen_score), ("rejected", &pairs.rejected_score)];
-        for (of, spread) in parts {
-            let Spread { mean, standard_deviation, quantiles } = spread;
+        for (of, Spread { mean, standard_deviation, quantiles }) in parts {
             let mut row =
                 vec![(*name).to_owned(), of.to_owned(), number(*mean), optional(*standard_deviation)];
             row.extend(quantiles.iter().map(|(_, value)| number(*value)));
-            table.rows.push(row);
+            rows.push(row);
         }
     }
-    table
+    let head = head.map(str::to_owned).to_vec();
+    Table { title: "Scores".to_owned(), head, rows, words: 2, is_detail: true, ..Table::default() }
 }
 
-fn calibration(named: &[(&str, &PairReport)]) -> Table {
-    let head = ["file", "probability", "pairs", "mean probability", "accuracy"];
-    let mut table = Table::new("Calibration", 2, &head)
-        .note("Probability of the preferred reply, sigmoid(|margin|). Ties are left out.")
-        .detail();
-    for (name, pairs) in named {
-        let bins = pairs.calibration.iter().flat_map(|calibration| &calibration.bins);
-        for bin in bins.filter(|bin| bin.n > 0) {
-            table.rows.push(vec![
-                (*name).to_owned(),
-                format!("{:.2} to {:.2}", bin.low, bin.high),
-                bin.n.to_string(),
-                optional(bin.confidence),
-                optional(bin.accuracy),
-            ]);
-        }
-    }
-    table
+fn calibration(named: &[Named<'_>]) -> Table {
+    let bins = |(name, pairs): &Named<'_>| {
+        let bins = pairs.calibration.iter().flat_map(|calibration| calibration.bins.clone());
+        let name = (*name).to_owned();
+        bins.filter(|bin| bin.n > 0).map(move |bin| (name.clone(), bin)).collect::<Vec<_>>()
+    };
+    let table = Table::of(
+        "Calibration",
+        2,
+        &named.iter().flat_map(bins).collect::<Vec<_>>(),
+        &[
+            ("file", &|(name, _)| name.clone()),
+            ("probability", &|(_, bin)| format!("{:.2} to {:.2}", bin.low, bin.high)),
+            ("pairs", &|(_, bin)| bin.n.to_string()),
+            ("mean probability", &|(_, bin)| optional(bin.confidence)),
+            ("accuracy", &|(_, bin)| optional(bin.accuracy)),
+        ],
+    );
+    let note = "Probability of the preferred reply, sigmoid(|margin|). Ties are left out.".to_owned();
+    Table { note, is_detail: true, ..table }
 }
 
 fn groups(file: &FileReport) -> Table {
     let column = file.split_by.as_deref().unwrap_or_default();
-    let title = format!("{} by {column}", file.file);
-    let mut table = Table::new(title, 1, &[column, "pairs", "accuracy", "95 % interval", "ties", "margin"]);
     let mut shown: Vec<&GroupReport> = file.groups.iter().collect();
+    let mut note = String::new();
     if shown.len() > MOST_GROUPS {
-        table.note = format!("The {MOST_GROUPS} largest of {} parts; rm.json has all.", shown.len());
+        note = format!("The {MOST_GROUPS} largest of {} parts; rm.json has all.", shown.len());
         shown.sort_by_key(|group| Reverse(group.accuracy.n));
         shown.truncate(MOST_GROUPS);
     }
-    for group in shown {
-        table.rows.push(vec![
-            group.group.clone(),
-            group.accuracy.n.to_string(),
-            number(group.accuracy.mean),
-            interval(&group.accuracy),
-            group.ties.to_string(),
-            number(group.mean_margin),
-        ]);
-    }
-    table
-}
-
-const PARTIAL: &str = "Rows or subsets of the benchmark are missing: these are not its published numbers.";
-
-fn reward_bench(file: &FileReport, bench: &RewardBench) -> Table {
-    let mut table = Table::new(
-        format!("{}: RewardBench", file.file),
+    Table::of(
+        format!("{} by {column}", file.file),
         1,
-        &["section", "score", "95 % interval", "rows", "rows of the benchmark"],
-    );
-    for section in &bench.sections {
-        table.rows.push(vec![
-            section.section.to_owned(),
-            number(section.score.mean),
-            interval(&section.score),
-            section.score.n.to_string(),
-            section.expected.to_string(),
-        ]);
-    }
-    if let Some(score) = bench.score {
-        let row = ["mean of sections", &number(score), "", &file.rows.to_string(), "2985"];
-        table.rows.push(row.map(str::to_owned).to_vec());
-    }
-    table.note(if bench.is_whole { "" } else { PARTIAL })
-}
-
-fn reward_bench_2(file: &FileReport, bench: &RewardBench2) -> Table {
-    let head = ["subset", "score", "95 % interval", "rows", "highest score shared"];
-    let mut table = Table::new(format!("{}: RewardBench 2", file.file), 1, &head);
-    let mut notes = Vec::new();
-    for subset in &bench.subsets {
-        table.rows.push(vec![
-            subset.subset.clone(),
-            optional(subset.score),
-            subset.estimate.as_ref().map_or_else(String::new, interval),
-            subset.rows.to_string(),
-            if subset.ties.is_some() { String::new() } else { subset.shared.to_string() },
-        ]);
-        if let Some(ties) = subset.ties {
-            notes.push(format!(
-                "{}: accuracy {} with several right replies and {} with one; margins {} and {}; ratio {}.",
-                subset.subset,
-                number(ties.tied_accuracy),
-                number(ties.ref_accuracy),
-                number(ties.margin),
-                number(ties.hard_margin),
-                number(ties.ratio)
-            ));
-        } else if subset.score.is_none() {
-            notes.push(format!("{}: no prompt is there both as ref:I and as tied:I.", subset.subset));
-        }
-    }
-    if let Some(score) = bench.score {
-        let row = ["mean of subsets", &number(score), "", &file.rows.to_string(), ""];
-        table.rows.push(row.map(str::to_owned).to_vec());
-    }
-    if !bench.is_whole {
-        notes.push(PARTIAL.to_owned());
-    }
-    table.note(notes.join(" "))
+        &shown,
+        &[
+            (column, &|group| group.group.clone()),
+            ("pairs", &|group| group.accuracy.n.to_string()),
+            ("accuracy", &|group| number(group.accuracy.mean)),
+            ("95 % interval", &|group| interval(&group.accuracy)),
+            ("ties", &|group| group.ties.to_string()),
+            ("margin", &|group| number(group.mean_margin)),
+        ],
+    )
+    .note(note)
 }
 
 fn best_of_n(file: &FileReport, curve: &BestOfN) -> Table {
-    let head = [
-        "n",
-        "KL bound",
-        "gold of the pick",
-        "95 % interval",
-        "gain over 1",
-        "95 % interval",
-        "gold best",
-        "score",
-    ];
-    let mut table = Table::new(format!("{}: best of n", file.file), 0, &head).note(format!(
-        "{} prompts with {} replies each. Mean over all subsets of n replies; intervals over prompts. KL bound: ln n \
-         - (n - 1)/n. Score: of the picked reply.",
+    let replies = match (curve.fewest_replies, curve.most_replies) {
+        (fewest, most) if fewest == most => most.to_string(),
+        (fewest, most) => format!("{fewest} to {most}"),
+    };
+    Table::of(
+        format!("{}: best of n", file.file),
+        0,
+        &curve.points,
+        &[
+            ("n", &|point| point.n.to_string()),
+            ("KL bound", &|point| number(point.kl_bound)),
+            ("gold of the pick", &|point| number(point.gold.mean)),
+            ("95 % interval", &|point| interval(&point.gold)),
+            ("gain over 1", &|point| optional(point.gain.map(|gain| gain.mean))),
+            ("95 % interval", &|point| or_nothing(point.gain.as_ref(), interval)),
+            ("gold best", &|point| number(point.gold_best.mean)),
+            ("score", &|point| number(point.score.mean)),
+        ],
+    )
+    .note(format!(
+        "{} prompts with {replies} replies each. Mean over all subsets of n replies; intervals over prompts. KL bound: \
+         ln n - (n - 1)/n. Score: of the picked reply.",
         curve.prompts,
-        if curve.fewest_replies == curve.most_replies {
-            curve.most_replies.to_string()
-        } else {
-            format!("{} to {}", curve.fewest_replies, curve.most_replies)
-        }
-    ));
-    for point in &curve.points {
-        table.rows.push(vec![
-            point.n.to_string(),
-            number(point.kl_bound),
-            number(point.gold.mean),
-            interval(&point.gold),
-            optional(point.gain.map(|gain| gain.mean)),
-            point.gain.as_ref().map_or_else(absent, interval),
-            number(point.gold_best.mean),
-            number(point.score.mean),
-        ]);
-    }
-    table
+    ))
 }
 
 fn over_optimization(curve: &OverOptimization) -> Table {
-    let head = ["iteration", "KL", "sqrt(KL)", "proxy", "gold", "95 % interval"];
-    let mut table = Table::new(format!("{}: over-optimization", curve.run), 0, &head);
-    let with_gold = curve.points.iter().filter(|point| point.gold.is_some()).count();
-    let candidates: Vec<_> =
-        curve.points.iter().filter(|point| with_gold == 0 || point.gold.is_some()).collect();
-    let every = candidates.len().div_ceil(MOST_POINTS).max(1);
-    let last = candidates.len().saturating_sub(1);
-    let shown = candidates.iter().enumerate().filter(|(index, _)| index % every == 0 || *index == last);
-    for (_, point) in shown {
-        table.rows.push(vec![
-            point.step.to_string(),
-            number(point.kl),
-            number(point.root_kl),
-            number(point.proxy),
-            optional(point.gold),
-            point.gold_estimate.as_ref().map_or_else(absent, interval),
-        ]);
-    }
+    let has_gold = curve.points.iter().any(|point| point.gold.is_some());
+    let mut shown: Vec<&CurvePoint> =
+        curve.points.iter().filter(|point| !has_gold || point.gold.is_some()).collect();
+    let (every, last) = (shown.len().div_ceil(MOST_POINTS).max(1), shown.len().saturating_sub(1));
+    let mut index = 0..;
+    shown.retain(|_| index.next().is_some_and(|index| index % every == 0 || index == last));
     let note = curve.peak.map_or_else(
         || "The run logs no gold reward, and no file of gold values was given.".to_owned(),
         |peak| {
@@ -357,17 +240,22 @@ fn over_optimization(curve: &OverOptimization) -> Table {
             )
         },
     );
-    table.note(note)
+    Table::of(
+        format!("{}: over-optimization", curve.run),
+        0,
+        &shown,
+        &[
+            ("iteration", &|point| point.step.to_string()),
+            ("KL", &|point| number(point.kl)),
+            ("sqrt(KL)", &|point| number(point.root_kl)),
+            ("proxy", &|point| number(point.proxy)),
+            ("gold", &|point| optional(point.gold)),
+            ("95 % interval", &|point| or_nothing(point.gold_estimate.as_ref(), interval)),
+        ],
+    )
+    .note(note)
 }
 
 fn interval(estimate: &Estimate) -> String {
-    estimate.interval().map_or_else(absent, |(low, high)| format!("{} to {}", number(low), number(high)))
-}
-
-fn optional(value: Option<f64>) -> String {
-    value.map_or_else(absent, number)
-}
-
-fn absent() -> String {
-    "–".to_owned()
+    crate::page::number::interval(estimate.interval())
 }

@@ -12,11 +12,12 @@ mod reward;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use eval::judge::results::{JudgeResults, Table, html};
+use eval::judge::results::{JudgeResults, html};
 use eval::judge::{
     AnswerSettings, AnswerSheet, Answers, Comparison, Judge, JudgePrompt, Question, Rated, Round, answer,
     common,
 };
+use eval::page::Table;
 use eval::request::LanguageModel;
 use eval::request_set::Progress;
 use eval::response_cache::ResponseCache;
@@ -279,10 +280,7 @@ fn show(arguments: &EvalJudgeArgs, results: &JudgeResults, folder: &OutputFolder
     if arguments.json {
         print(&serde_json::to_string_pretty(&results.summary()?)?)?;
     } else {
-        let text = |shown: &Table| {
-            let rows: Vec<Vec<String>> = [std::slice::from_ref(&shown.head), &shown.rows].concat();
-            format!("{}\n{}", shown.heading, table(&rows, shown.words))
-        };
+        let text = |shown: &Table| format!("{}\n{}", shown.title, table(&shown.lines(), shown.words));
         print(&results.tables().iter().map(text).collect::<Vec<_>>().join("\n\n"))?;
     }
     for warning in results.all_warnings() {

@@ -6,8 +6,10 @@ use std::fmt::Write as _;
 use eval::contamination::Contamination;
 use eval::document::PromptOptions;
 use eval::evaluation::{Evaluation, Score};
+use eval::page::Table;
+use eval::page::number::{number, p_value, plain_signed, plain_signed_interval};
 use eval::request::{Prompt, Request};
-use eval::results::{Comparison, ModelResults, Results};
+use eval::results::{Comparison, ModelResults, Results, contamination_table, interval_or_empty};
 use serde_json::json;
 use tui::number::counted;
 
@@ -114,115 +116,79 @@ pub(super) fn tables(results: &Results) -> String {
         let _ = writeln!(text, "differences, paired by document\n{table}");
     }
     if !results.contamination.is_empty() {
-        let _ = writeln!(text, "rows in the training data\n{}", contamination_table(&results.contamination));
+        let _ = writeln!(text, "rows in the training data\n{}", contamination(&results.contamination));
     }
     text.trim_end().to_owned()
 }
 
 /// The tasks of which the training data holds rows, and how many tasks have none of their rows in it.
-fn contamination_table(found: &[Contamination]) -> String {
-    let head = [
-        "task",
-        "model",
-        "metric",
-        "in the training data",
-        "not examined",
-        "clean rows",
-        "rows in the training data",
-        "difference",
-        "95 % interval",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    let mut clean: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-    for row in found {
-        if row.contaminated == 0 {
-            clean.insert(&row.task, (row.checked, row.unexamined));
-            continue;
-        }
-        let score = |score: Option<f64>| score.map_or("–".to_owned(), eval::results::number);
-        rows.push(vec![
-            row.task.clone(),
-            row.model.clone(),
-            row.metric.clone(),
-            format!("{} of {}", row.contaminated, row.checked),
-            row.unexamined.to_string(),
-            score(row.clean_score),
-            score(row.dirty_score),
-            row.difference().map_or("–".to_owned(), |difference| format!("{difference:+.4}")),
-            eval::results::signed_interval(row.difference_interval),
-        ]);
+fn contamination(found: &[Contamination]) -> String {
+    let (dirty, clean): (Vec<Contamination>, Vec<Contamination>) =
+        found.iter().cloned().partition(|row| row.contaminated > 0);
+    let mut text = String::new();
+    if !dirty.is_empty() {
+        text = terminal(&contamination_table(&dirty)) + "\n";
     }
-    let mut text = if rows.len() > 1 { table(&rows, 3) } else { String::new() };
+    let clean: BTreeMap<&str, (usize, usize)> =
+        clean.iter().map(|row| (row.task.as_str(), (row.checked, row.unexamined))).collect();
     if !clean.is_empty() {
         let (checked, unexamined) =
             clean.values().fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
         let _ = writeln!(
             text,
             "none of the {checked} examined rows of {}; {unexamined} rows could not be examined",
-            counted(clean.len() as u64, if rows.len() > 1 { "other task" } else { "task" })
+            counted(clean.len() as u64, if dirty.is_empty() { "task" } else { "other task" })
         );
     }
     text
 }
 
 fn score_table(results: &Results, model: &ModelResults) -> String {
-    let head = ["task", "version", "filter", "n-shot", "metric", "", "value", "stderr", "95 % interval", "n"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let scores: Vec<&Score> = model.all().collect();
     let notes = |score: &Score| {
-        let mut notes = Vec::new();
-        if score.unparsed > 0 {
-            notes.push(format!("{} unparsed", score.unparsed));
-        }
-        if score.failed > 0 {
-            notes.push(format!("{} failed", score.failed));
-        }
-        notes.join(", ")
+        let counts = [(score.unparsed, "unparsed"), (score.failed, "failed")];
+        let notes = counts.into_iter().filter(|(count, _)| *count > 0);
+        notes.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
     };
-    for score in model.all() {
-        let info = results.task(&score.task);
-        let interval = score.aggregated.interval;
-        rows.push(vec![
-            score.task.clone(),
-            info.and_then(|info| info.version).map_or(String::new(), |version| version.to_string()),
-            score.filter.clone(),
-            info.map_or(String::new(), |info| info.num_fewshot.to_string()),
-            score.metric.clone(),
-            if score.higher_is_better { "↑" } else { "↓" }.to_owned(),
-            eval::results::number(score.aggregated.value),
-            score.aggregated.standard_error.map_or("N/A".to_owned(), eval::results::number),
-            interval.map_or(String::new(), |(low, high)| {
-                format!("{} to {}", eval::results::number(low), eval::results::number(high))
-            }),
-            score.n.to_string(),
-            notes(score),
-        ]);
-    }
-    table(&rows, 5)
+    terminal(&Table::of(
+        "",
+        5,
+        &scores,
+        &[
+            ("task", &|score| score.task.clone()),
+            ("version", &|score| results.version_and_shots(score)[0].clone()),
+            ("filter", &|score| score.filter.clone()),
+            ("n-shot", &|score| results.version_and_shots(score)[1].clone()),
+            ("metric", &|score| score.metric.clone()),
+            ("", &|score| if score.higher_is_better { "↑" } else { "↓" }.to_owned()),
+            ("value", &|score| number(score.aggregated.value)),
+            ("stderr", &|score| score.aggregated.standard_error.map_or("N/A".to_owned(), number)),
+            ("95 % interval", &|score| interval_or_empty(score)),
+            ("n", &|score| score.n.to_string()),
+            ("", &|score| notes(score)),
+        ],
+    ))
 }
 
 pub(super) fn comparison_table(comparisons: &[Comparison]) -> String {
-    let head = [
-        "models",
-        "task",
-        "metric",
-        "difference",
-        "95 % interval",
-        "more/equal/less",
-        "p (Holm)",
-        "detectable",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for comparison in comparisons {
-        rows.push(vec![
-            format!("{} - {}", comparison.model, comparison.baseline),
-            comparison.task.clone(),
-            format!("{},{}", comparison.metric, comparison.filter),
-            format!("{:+.4}", comparison.difference.estimate.mean),
-            eval::results::signed_interval(comparison.interval()),
-            format!("{}/{}/{}", comparison.more, comparison.equal, comparison.less),
-            eval::results::p_value(comparison.p_value_holm),
-            eval::results::number(comparison.detectable),
-        ]);
-    }
-    table(&rows, 3)
+    terminal(&Table::of(
+        "",
+        3,
+        comparisons,
+        &[
+            ("models", &|row| format!("{} - {}", row.model, row.baseline)),
+            ("task", &|row| row.task.clone()),
+            ("metric", &|row| format!("{},{}", row.metric, row.filter)),
+            ("difference", &|row| plain_signed(row.difference.estimate.mean)),
+            ("95 % interval", &|row| plain_signed_interval(row.interval())),
+            ("more/equal/less", &|row| format!("{}/{}/{}", row.more, row.equal, row.less)),
+            ("p (Holm)", &|row| p_value(row.p_value_holm)),
+            ("detectable", &|row| number(row.detectable)),
+        ],
+    ))
+}
+
+/// A table as columns of a terminal.
+fn terminal(found: &Table) -> String {
+    table(&found.lines(), found.words)
 }

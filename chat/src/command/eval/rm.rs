@@ -226,7 +226,7 @@ fn show(arguments: &EvalRmArgs, report: &RewardModelReport, place: &OutputFolder
         return Ok(print(&serde_json::to_string_pretty(report)?)?);
     }
     for found in tables(report).iter().filter(|found| !found.is_detail) {
-        print(&format!("{}\n{}", found.title, table(&found.rows, found.left)))?;
+        print(&format!("{}\n{}", found.title, table(&found.lines(), found.words)))?;
         if !found.note.is_empty() {
             print(&found.note)?;
         }

@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::plot::histogram;
+use super::Section;
 use super::scores::colour;
-use super::{Section, count, percent};
 use crate::evaluation::{Evaluation, ModelRun, Sample};
-use crate::report::isolated;
+use crate::page::number::{count, percent_of};
+use crate::page::strip::histogram;
+use crate::page::{isolated, note};
 use crate::request::Response;
 use crate::statistics::quantile;
 use crate::task::OutputType;
@@ -41,10 +42,11 @@ pub(super) fn section(evaluation: &Evaluation, runs: &[ModelRun]) -> Option<Sect
         return None;
     }
 
-    let mut body = String::from(
-        "<p class=\"note\">Tokens of a reply, from 0 to the longest one of the task. A reply is cut if it reached \
-         the limit before it ended.</p>\n<div class=\"lengths\">\n",
+    let mut body = note(
+        "Tokens of a reply, from 0 to the longest one of the task. A reply is cut if it reached the limit before it \
+         ended.",
     );
+    body.push_str("<div class=\"lengths\">\n");
     for (index, lengths) in found.iter().take(MOST_TASKS) {
         let task = &evaluation.tasks[*index].task;
         let limit = evaluation.options.max_gen_toks.unwrap_or(task.generation_kwargs.max_gen_toks);
@@ -53,7 +55,7 @@ pub(super) fn section(evaluation: &Evaluation, runs: &[ModelRun]) -> Option<Sect
     body.push_str("</div>\n");
     if let Some(rest) = found.len().checked_sub(MOST_TASKS).filter(|rest| *rest > 0) {
         let rest = count(rest, "task that generates is", "tasks that generate are");
-        let _ = writeln!(body, "<p class=\"note\">{rest} not drawn, for want of room.</p>");
+        body.push_str(&note(&format!("{rest} not drawn, for want of room.")));
     }
     Some(Section { id: "lengths", heading: "Lengths of replies", body })
 }
@@ -117,7 +119,7 @@ impl Lengths {
         let median = quantile(&self.tokens.iter().map(|&tokens| tokens as f64).collect::<Vec<_>>(), 0.5);
         let cut = match self.cut {
             0 => "none cut".to_owned(),
-            cut => format!("{cut} cut ({}) at {limit} tokens", percent(cut, n)),
+            cut => format!("{cut} cut ({}) at {limit} tokens", percent_of(cut, n)),
         };
         format!("median {median} of {}, {cut}", count(n, "reply", "replies"))
     }

@@ -2,17 +2,17 @@
 //! the results again.
 
 use std::cmp::Reverse;
-use std::fmt::Write as _;
 
-use serde_json::Value;
-
-use super::differences::{Verdict, pairs, signed, signed_interval};
+use super::differences::{Verdict, pairs};
 use super::scores::{Row, has_many_unparsed};
-use super::{Notes, Section, count, percent, wide};
+use super::{Notes, Section};
 use crate::contamination::Contamination;
 use crate::evaluation::{Evaluation, Score};
-use crate::report::{escape_html, isolated};
-use crate::results::{Comparison, Results, number};
+use crate::page::number::{
+    NOTHING, count, interval, number, optional, or_nothing, percent_of, seconds, signed, signed_interval,
+};
+use crate::page::{self, Column, escape_html, html_table, isolated, note};
+use crate::results::{Comparison, ModelResults, Results, TaskInfo};
 use crate::task::OutputType;
 
 /// The most scores that get a tile.
@@ -22,39 +22,28 @@ const MOST_WARNINGS: usize = 8;
 
 /// The main figures, as tiles.
 pub(super) fn tiles(results: &Results, evaluation: &Evaluation, rows: &[Row<'_>], notes: &Notes) -> String {
-    let mut tiles = String::new();
     let documents: usize = results.tasks.iter().map(|task| task.effective).sum();
     let models = count(results.models.len(), "model", "models");
-    let note = format!("{}, {models}", count(documents, "document", "documents"));
+    let sizes = format!("{}, {models}", count(documents, "document", "documents"));
     let tasks = if results.tasks.len() == 1 { "task" } else { "tasks" };
-    tiles.push_str(&tile(tasks, &results.tasks.len().to_string(), &note));
+    let mut tiles = vec![[tasks.to_owned(), results.tasks.len().to_string(), sizes]];
 
     let names = headline_names(results, evaluation);
     let first = |name: &&str| rows.iter().find(|row| row.task == *name);
     let scores = names.iter().filter_map(first).flat_map(|row| {
-        row.scores.iter().enumerate().filter_map(move |(model, score)| Some((row, model, (*score)?)))
+        row.scores.iter().zip(&results.models).filter_map(move |(score, model)| Some((row, model, (*score)?)))
     });
     for (row, model, score) in scores.take(MOST_TILES) {
-        let what = format!("{}, {}", isolated(&results.models[model].name), isolated(row.task));
-        tiles.push_str(&tile(&what, &short(score.aggregated.value), &score_note(score)));
+        let what = format!("{}, {}", isolated(&model.name), isolated(row.task));
+        tiles.push([what, short(score.aggregated.value), score_note(score)]);
     }
-    for pair in pairs(results) {
-        tiles.push_str(&verdicts(&pair));
-    }
+    tiles.extend(pairs(results).map(verdicts));
 
-    let seconds: f64 = notes.elapsed_seconds.iter().sum();
-    if seconds > 0.0 {
-        tiles.push_str(&tile("time", &duration(seconds), "for the requests of this run"));
+    let total: f64 = notes.elapsed_seconds.iter().sum();
+    if total > 0.0 {
+        tiles.push(["time".into(), seconds(total), "for the requests of this run".into()]);
     }
-    format!("<div class=\"tiles\">\n{tiles}</div>\n")
-}
-
-/// A tile. All parts are HTML.
-fn tile(what: &str, figure: &str, note: &str) -> String {
-    format!(
-        "<div class=\"tile\"><div class=\"what\">{what}</div><div class=\"figure\">{figure}</div>\
-         <div class=\"note\">{note}</div></div>\n"
-    )
+    page::tiles(&tiles)
 }
 
 /// A number that fits into a tile.
@@ -63,23 +52,18 @@ fn short(value: f64) -> String {
 }
 
 fn score_note(score: &Score) -> String {
-    let interval = score.aggregated.interval;
-    let interval =
-        interval.map_or_else(String::new, |(low, high)| format!(", {} to {}", number(low), number(high)));
-    format!("{}{interval}, n = {}", isolated(&score.metric), score.n)
+    let ends =
+        score.aggregated.interval.map_or_else(String::new, |ends| format!(", {}", interval(Some(ends))));
+    format!("{}{ends}, n = {}", isolated(&score.metric), score.n)
 }
 
 /// How many comparisons of a pair of models show something.
-fn verdicts(pair: &[&Comparison]) -> String {
-    let verdicts: Vec<Verdict> = pair.iter().map(|comparison| Verdict::of(comparison)).collect();
-    let number_of = |wanted: Verdict| verdicts.iter().filter(|verdict| **verdict == wanted).count();
-    let note = format!(
-        "{} worse, {} without a difference shown",
-        number_of(Verdict::Worse),
-        number_of(Verdict::Open)
-    );
+fn verdicts(pair: &[Comparison]) -> [String; 3] {
+    let number_of = |wanted| pair.iter().filter(|comparison| Verdict::of(comparison) == wanted).count();
+    let [better, worse, open] = [Verdict::Better, Verdict::Worse, Verdict::Open].map(number_of);
     let what = format!("{} against {}", isolated(&pair[0].model), isolated(&pair[0].baseline));
-    tile(&what, &format!("{} better", number_of(Verdict::Better)), &note)
+    let note = format!("{worse} worse, {open} without a difference shown");
+    [what, format!("{better} better"), note]
 }
 
 /// The largest groups, then the tasks that are in none of them.
@@ -123,7 +107,7 @@ pub(super) fn warnings(results: &Results) -> String {
                 ));
             }
             if has_many_unparsed(score) {
-                let share = percent(score.unparsed, score.n);
+                let share = percent_of(score.unparsed, score.n);
                 let finder = match score.filter.as_str() {
                     "none" => String::new(),
                     filter => format!(" that {} finds", isolated(filter)),
@@ -134,20 +118,13 @@ pub(super) fn warnings(results: &Results) -> String {
             }
         }
     }
-    if lines.is_empty() {
-        return String::new();
-    }
-
     let rest = lines.len().saturating_sub(MOST_WARNINGS);
     lines.truncate(MOST_WARNINGS);
     if rest > 0 {
         lines.push(format!("{rest} more: see the table of scores."));
     }
-    let mut items = String::new();
-    for line in lines {
-        let _ = writeln!(items, "<li>⚠ {line}</li>");
-    }
-    format!("<ul class=\"warnings\" aria-label=\"warnings\">\n{items}</ul>\n")
+    let lines: Vec<String> = lines.iter().map(|line| format!("⚠ {line}")).collect();
+    page::warnings(&lines)
 }
 
 /// Which tasks the training data holds rows of. `None` if nobody looked.
@@ -155,80 +132,48 @@ pub(super) fn contamination(rows: &[Contamination]) -> Option<Section> {
     if rows.is_empty() {
         return None;
     }
-    let mut table = table_head(&[
-        ("task", ""),
-        ("model", ""),
-        ("metric", ""),
-        ("rows in the training data", "num"),
-        ("rows not examined", "num"),
-        ("score of the clean rows", "num"),
-        ("score of the rows in the training data", "num"),
-        ("difference", "num"),
-        ("95 % interval", "num"),
-    ]);
-    for row in rows {
-        let score = |score: Option<f64>| score.map_or_else(|| "–".to_owned(), number);
-        let class = if row.contaminated > 0 { "num warning" } else { "num" };
-        let _ = writeln!(
-            table,
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td class=\"{class}\">{} of {} ({})</td>\
-             <td class=\"num\">{}</td><td class=\"num\">{}</td><td class=\"num\">{}</td><td class=\"num\">{}</td>\
-             <td class=\"num\">{}</td></tr>",
-            isolated(&row.task),
-            isolated(&row.model),
-            isolated(&row.metric),
-            row.contaminated,
-            row.checked,
-            percent(row.contaminated, row.checked),
-            row.unexamined,
-            score(row.clean_score),
-            score(row.dirty_score),
-            row.difference().map_or_else(|| "–".to_owned(), signed),
-            signed_interval(row.difference_interval),
-        );
-    }
-    table.push_str("</tbody>\n</table>\n");
-    let mut body = wide("contamination", &table);
-    body.push_str(
-        "<p class=\"note\">A row stands in the training data if 13 words of one of its texts follow one another there, \
-         or 20 characters of a script without spaces, or the whole of a shorter text of at least 8 words or 12 \
-         characters. Texts count that are asked or that are the answer, without what more than 10 rows of the \
-         task share. A row without such a text was not examined and is in neither score.</p>\n",
+    let found = |row: &Contamination| {
+        let share = percent_of(row.contaminated, row.checked);
+        let text = format!("{} of {} ({share})", row.contaminated, row.checked);
+        if row.contaminated > 0 { format!("<span class=\"warning\">{text}</span>") } else { text }
+    };
+    let columns: [Column<'_, Contamination>; 9] = [
+        ("task", &|row| isolated(&row.task)),
+        ("model", &|row| isolated(&row.model)),
+        ("metric", &|row| isolated(&row.metric)),
+        ("#rows in the training data", &found),
+        ("#rows not examined", &|row| row.unexamined.to_string()),
+        ("#score of the clean rows", &|row| optional(row.clean_score)),
+        ("#score of the rows in the training data", &|row| optional(row.dirty_score)),
+        ("#difference", &|row| or_nothing(row.difference(), signed)),
+        ("#95 % interval", &|row| signed_interval(row.difference_interval)),
+    ];
+    let remark = note(
+        "A row stands in the training data if 13 words of one of its texts follow one another there, or 20 characters \
+         of a script without spaces, or the whole of a shorter text of at least 8 words or 12 characters. Texts \
+         count that are asked or that are the answer, without what more than 10 rows of the task share. A row \
+         without such a text was not examined and is in neither score.",
     );
+    let body = html_table("contamination", rows, &columns) + &remark;
     Some(Section { id: "contamination", heading: "Contamination", body })
 }
 
 /// What identifies the scores of each task, and how many of its samples are in the page.
 pub(super) fn protocols(results: &Results, embedded: &[(usize, usize)]) -> Section {
-    let mut table = table_head(&[
-        ("task", ""),
-        ("protocol id", ""),
-        ("same numbers as", ""),
-        ("version", "num"),
-        ("asked for", ""),
-        ("shots", "num"),
-        ("rows", "num"),
-        ("samples here", "num"),
-    ]);
-    for (index, task) in results.tasks.iter().enumerate() {
-        let version = task.version.map_or_else(|| "–".to_owned(), |version| version.to_string());
-        let samples = embedded.get(index).map_or(0, |counts| counts.0);
-        let _ = writeln!(
-            table,
-            "<tr><th scope=\"row\">{}</th><td><code>{}</code></td><td>{}</td><td class=\"num\">{version}</td>\
-             <td>{}</td><td class=\"num\">{}</td><td class=\"num\">{} of {}</td><td class=\"num\">{samples}</td></tr>",
-            isolated(&task.task),
-            escape_html(&task.protocol_id),
-            task.protocol.as_deref().map_or_else(|| "–".to_owned(), isolated),
-            kind(task.output_type),
-            task.num_fewshot,
-            task.effective,
-            task.original,
-        );
-    }
-    table.push_str("</tbody>\n</table>\n");
-    let mut body = wide("protocols", &table);
-    body.push_str("<p class=\"note\">Scores with equal protocol ids are comparable.</p>\n");
+    let tasks: Vec<(&TaskInfo, usize)> =
+        results.tasks.iter().zip(embedded).map(|(task, counts)| (task, counts.0)).collect();
+    let columns: [Column<'_, (&TaskInfo, usize)>; 8] = [
+        ("task", &|(task, _)| isolated(&task.task)),
+        ("protocol id", &|(task, _)| format!("<code>{}</code>", escape_html(&task.protocol_id))),
+        ("same numbers as", &|(task, _)| or_nothing(task.protocol.as_deref(), isolated)),
+        ("#version", &|(task, _)| or_nothing(task.version, |version| version.to_string())),
+        ("asked for", &|(task, _)| kind(task.output_type).to_owned()),
+        ("#shots", &|(task, _)| task.num_fewshot.to_string()),
+        ("#rows", &|(task, _)| format!("{} of {}", task.effective, task.original)),
+        ("#samples here", &|(_, samples)| samples.to_string()),
+    ];
+    let remark = note("Scores with equal protocol ids are comparable.");
+    let body = html_table("protocols", &tasks, &columns) + &remark;
     Section { id: "protocols", heading: "Protocols", body }
 }
 
@@ -244,60 +189,25 @@ fn kind(output_type: OutputType) -> &'static str {
 
 /// The command, the models and the settings.
 pub(super) fn reproduction(results: &Results, notes: &Notes) -> Section {
-    let mut body = String::new();
-    if !notes.command.is_empty() {
-        let _ = writeln!(body, "<pre class=\"command\" dir=\"auto\">{}</pre>", escape_html(&notes.command));
-    }
-
-    let mut models = table_head(&[("model", ""), ("hash", ""), ("time", "num")]);
-    for (index, model) in results.models.iter().enumerate() {
-        let seconds = notes.elapsed_seconds.get(index).copied();
-        let _ = writeln!(
-            models,
-            "<tr><th scope=\"row\">{}</th><td><code>{}</code></td><td class=\"num\">{}</td></tr>",
-            isolated(&model.name),
-            escape_html(&model.digest),
-            seconds.map_or_else(|| "–".to_owned(), duration)
-        );
-    }
-    models.push_str("</tbody>\n</table>\n");
-    body.push_str(&wide("models", &models));
-
-    let mut settings = table_head(&[("setting", ""), ("value", "")]);
-    let mut pair = |name: &str, value: &str| {
-        let (name, value) = (isolated(name), isolated(value));
-        let _ = writeln!(settings, "<tr><th scope=\"row\">{name}</th><td>{value}</td></tr>");
-    };
-    pair("program", &results.program);
+    let times = notes.elapsed_seconds.iter().map(|&elapsed| seconds(elapsed));
+    let times = times.chain(std::iter::repeat(NOTHING.to_owned()));
+    let models: Vec<(&ModelResults, String)> = results.models.iter().zip(times).collect();
+    let columns: [Column<'_, (&ModelResults, String)>; 3] = [
+        ("model", &|(model, _)| isolated(&model.name)),
+        ("hash", &|(model, _)| format!("<code>{}</code>", escape_html(&model.digest))),
+        ("#time", &|(_, time)| time.clone()),
+    ];
+    let mut settings = vec![("program".to_owned(), results.program.clone())];
     if !notes.started.is_empty() {
-        pair("started", &notes.started);
+        settings.push(("started".to_owned(), notes.started.clone()));
     }
-    for (name, value) in results.settings.as_object().into_iter().flatten() {
-        pair(name, &setting(value));
-    }
-    settings.push_str("</tbody>\n</table>\n");
-    body.push_str(&wide("settings", &settings));
-    Section { id: "reproduction", heading: "How to make it again", body }
-}
-
-/// A setting: strings unquoted, everything else as JSON.
-fn setting(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-/// The beginning of a table: headings with their classes.
-fn table_head(columns: &[(&str, &str)]) -> String {
-    let heading = |(text, class): &(&str, &str)| format!("<th scope=\"col\" class=\"{class}\">{text}</th>");
-    let headings: String = columns.iter().map(heading).collect();
-    format!("<table>\n<thead><tr>{headings}</tr></thead>\n<tbody>\n")
-}
-
-/// `9.4 s`, `2 min 40 s`, `1 h 03 min`.
-fn duration(seconds: f64) -> String {
-    let whole = seconds.round() as u64;
-    match whole {
-        _ if seconds < 59.95 => format!("{seconds:.1} s"),
-        0..=3599 => format!("{} min {:02} s", whole / 60, whole % 60),
-        _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
-    }
+    settings.extend(results.settings.as_object().map(page::settings).unwrap_or_default());
+    let pairs: [Column<'_, (String, String)>; 2] =
+        [("setting", &|(name, _)| isolated(name)), ("value", &|(_, value)| isolated(value))];
+    let body = [
+        page::command(&notes.command),
+        html_table("models", &models, &columns),
+        html_table("settings", &settings, &pairs),
+    ];
+    Section { id: "reproduction", heading: "How to make it again", body: body.concat() }
 }

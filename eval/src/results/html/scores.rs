@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::plot::{Mark, Scale, Shape, strip, ticks};
-use super::{Section, count, metric, percent, wide};
+use super::{Section, metric};
 use crate::evaluation::Score;
-use crate::report::isolated;
-use crate::results::{Results, number};
+use crate::page::number::{count, interval, number, or_nothing, percent_of};
+use crate::page::strip::{Mark, Scale, Shape, strip, ticks};
+use crate::page::{isolated, note, wide};
+use crate::results::Results;
 
 /// The most rows of the chart, and the most marks in it.
 const MOST_ROWS: usize = 40;
@@ -76,11 +77,10 @@ pub(super) fn section(results: &Results, rows: &[Row<'_>]) -> Option<Section> {
         return None;
     }
     let mut body = wide("scores of all models", &table(results, rows));
-    body.push_str(
-        "<p class=\"note\">Intervals are 95 %. n counts documents; a reply without an answer counts as wrong and \
-         as unparsed, and a document that the model could not answer does not count. ↑ more is better, ↓ less \
-         is better.</p>\n",
-    );
+    body.push_str(&note(
+        "Intervals are 95 %. n counts documents; a reply without an answer counts as wrong and as unparsed, and a \
+         document that the model could not answer does not count. ↑ more is better, ↓ less is better.",
+    ));
     body.push_str(&chart(results, rows));
     Some(Section { id: "scores", heading: "Scores", body })
 }
@@ -135,11 +135,8 @@ impl Row<'_> {
 
     /// The number of documents; if models differ, that of each.
     fn counts(&self) -> String {
-        let mut counts: Vec<String> = self
-            .scores
-            .iter()
-            .map(|score| score.map_or_else(|| "–".to_owned(), |score| score.n.to_string()))
-            .collect();
+        let mut counts: Vec<String> =
+            self.scores.iter().map(|score| or_nothing(*score, |score| score.n.to_string())).collect();
         if counts.iter().all(|count| *count == counts[0]) {
             counts.truncate(1);
         }
@@ -151,14 +148,14 @@ impl Row<'_> {
 fn cell(score: Option<&Score>, scale: Option<Scale>, model: usize) -> String {
     let Some(score) = score else { return "<td>–</td>".to_owned() };
     let mut cell = format!("<td class=\"score\"><b>{}</b>", number(score.aggregated.value));
-    if let Some((low, high)) = score.aggregated.interval {
-        let _ = write!(cell, " <span class=\"note\">{} to {}</span>", number(low), number(high));
+    if let Some(ends) = score.aggregated.interval {
+        let _ = write!(cell, " <span class=\"note\">{}</span>", interval(Some(ends)));
     }
     if let Some(scale) = scale {
         cell.push_str(&strip(scale, &[scale.low, scale.high], None, &mark(score, &colour(model))));
     }
     if score.unparsed > 0 {
-        let text = format!("{} unparsed ({})", score.unparsed, percent(score.unparsed, score.n));
+        let text = format!("{} unparsed ({})", score.unparsed, percent_of(score.unparsed, score.n));
         let (class, sign) = if has_many_unparsed(score) { ("warning", "⚠ ") } else { ("note", "") };
         let _ = write!(cell, "<span class=\"{class} line\">{sign}{text}</span>");
     }
@@ -227,5 +224,5 @@ fn left_out(many: usize, other: usize) -> String {
     if reasons.is_empty() {
         return String::new();
     }
-    format!("<p class=\"note\">In the table and not in the chart: {}.</p>\n", reasons.join(", and "))
+    note(&format!("In the table and not in the chart: {}.", reasons.join(", and ")))
 }

@@ -1,17 +1,21 @@
 //! The page as a whole: its numbers are those of the results, no text leaves its place, the samples in it are
 //! the ones that matter, and the drawings point the right way.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
-use super::plot::{Scale, shares, strip};
-use super::samples::{embed, embed_within, safe_json};
+use super::samples::{embed, embed_within};
 use super::*;
 use crate::contamination::Contamination;
 use crate::document::PromptOptions;
+use crate::page::number::{number, signed};
+use crate::page::safe_json;
+use crate::page::strip::{self, Scale, shares, strip};
 use crate::request::{LanguageModel, OnResponses, Prompt, Request, Response};
 use crate::response_cache::ResponseCache;
-use crate::results::number;
 use crate::task::{Group, Selection, parse};
 
 /// Ends elements, opens comments, separates lines, turns text around.
@@ -207,7 +211,7 @@ fn numbers_in_the_html_are_those_of_the_results() {
     // acc of the group; acc and acc_norm of colours, exact_match under two filters: for two models.
     assert_eq!(scores, 10);
     for comparison in &results.comparisons {
-        let difference = differences::signed(comparison.difference.estimate.mean);
+        let difference = signed(comparison.difference.estimate.mean);
         assert!(page.contains(&format!("<b>{difference}</b>")), "{comparison:?}");
     }
     for task in &results.tasks {
@@ -320,20 +324,20 @@ fn the_html_embeds_what_differs_first() {
     // Colours: 8 and 9 differ, then the wrong ones. Sums: 0 and 5 to 8 differ, 9 failed.
     let few = embed_within(&fixture.evaluation, &fixture.runs, 3, usize::MAX).unwrap();
     assert_eq!((ids(&few, 0), ids(&few, 1)), (vec![1, 8, 9], vec![0, 5, 6]));
-    assert_eq!(few.counts(), [(3, 10), (3, 10)]);
+    assert_eq!(few.counts, [(3, 10), (3, 10)]);
     assert!(few.data.contains("\"left_out\":7"));
 
     let all = embed(&fixture.evaluation, &fixture.runs).unwrap();
     let small = embed_within(&fixture.evaluation, &fixture.runs, 500, all.data.len() / 2).unwrap();
     assert!(small.data.len() < all.data.len() * 2 / 3);
-    assert!(small.counts().iter().all(|&(shown, of)| shown > 0 && shown < 10 && of == 10));
-    assert_eq!(embed_within(&fixture.evaluation, &fixture.runs, 500, 0).unwrap().counts()[0], (0, 10));
+    assert!(small.counts.iter().all(|&(shown, of)| shown > 0 && shown < 10 && of == 10));
+    assert_eq!(embed_within(&fixture.evaluation, &fixture.runs, 500, 0).unwrap().counts[0], (0, 10));
 
     let results = fixture.results(json!({}));
-    let protocols = overview::protocols(&results, few.counts()).body;
+    let protocols = overview::protocols(&results, &few.counts).body;
     assert_eq!(protocols.matches("<td class=\"num\">3</td></tr>").count(), 2);
     assert!(
-        samples::section(&few, &fixture.evaluation, &fixture.runs)
+        browser::section(&few, &fixture.evaluation, &fixture.runs)
             .body
             .contains("6 samples are in this page, and 14")
     );
@@ -446,7 +450,7 @@ fn the_html_of_one_model_compares_nothing() {
 
 #[test]
 fn strips_of_the_html_stay_within_their_ends() {
-    let mark = |value, interval| plot::Mark { class: "x", shape: plot::Shape::Disc, value, interval };
+    let mark = |value, interval| strip::Mark { class: "x", shape: strip::Shape::Disc, value, interval };
     let beyond = strip(Scale::SHARE, &[0.0], None, &mark(0.5, Some((-1.0, 2.0))));
     assert!(beyond.contains("x1=\"0.00%\" x2=\"100.00%\"") && beyond.contains("cx=\"50.00%\""));
     assert!(!strip(Scale::SHARE, &[], None, &mark(f64::NAN, None)).contains("circle"));

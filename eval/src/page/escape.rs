@@ -1,6 +1,12 @@
-//! Escapes untrusted text for HTML, SVG and Markdown. Both forms also make control characters visible and
-//! replace the bidirectional overrides that can reorder text on screen (Boucher and Anderson 2021, arXiv
-//! 2111.00169).
+//! Escapes untrusted text for HTML, SVG, JSON in HTML, and Markdown. The forms for people also make control
+//! characters visible and replace the bidirectional overrides that can reorder text on screen (Boucher and
+//! Anderson 2021, arXiv 2111.00169).
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::Error;
 
 /// Escapes text for HTML or SVG, as content or within a quoted attribute.
 pub(crate) fn escape_html(text: &str) -> String {
@@ -50,8 +56,22 @@ fn ends_with_www(text: &str) -> bool {
     text.as_bytes().last_chunk().is_some_and(|end: &[u8; 3]| end.eq_ignore_ascii_case(b"www"))
 }
 
-/// Replaces control characters by their Unicode pictures; bidirectional controls, and line breaks that only
-/// some programs know, by the replacement character.
+/// JSON that may stand in an element of a page: what could end the element or reorder text is escaped.
+pub(crate) fn safe_json<T: Serialize + ?Sized>(value: &T) -> Result<String, Error> {
+    let json = serde_json::to_string(value)?;
+    let mut safe = String::with_capacity(json.len());
+    for character in json.chars() {
+        if matches!(character, '<' | '>' | '&' | '\u{7f}' | '\u{feff}') || is_hidden(character) {
+            let _ = write!(safe, "\\u{:04x}", character as u32);
+        } else {
+            safe.push(character);
+        }
+    }
+    Ok(safe)
+}
+
+/// Replaces control characters by their Unicode pictures, and what [`is_hidden`] by the replacement
+/// character. The script of the samples does the same.
 fn visible(character: char) -> char {
     match character {
         '\n' | '\t' => character,
@@ -59,12 +79,21 @@ fn visible(character: char) -> char {
             char::from_u32(0x2400 + character as u32).expect("U+2400 to U+241F are characters")
         }
         '\u{7f}' => '␡',
-        '\u{80}'..='\u{9f}'
-        | '\u{61c}'
-        | '\u{200e}'
-        | '\u{200f}'
-        | '\u{2028}'..='\u{202e}'
-        | '\u{2066}'..='\u{2069}' => '\u{fffd}',
+        hidden if is_hidden(hidden) => '\u{fffd}',
         other => other,
     }
+}
+
+/// Whether a character is a control without a picture, a bidirectional control, or a line break that only
+/// some programs know (U+2028 and U+2029).
+fn is_hidden(character: char) -> bool {
+    matches!(
+        character,
+        '\u{80}'..='\u{9f}'
+            | '\u{61c}'
+            | '\u{200e}'
+            | '\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2066}'..='\u{2069}'
+    )
 }

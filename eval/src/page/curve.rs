@@ -6,8 +6,6 @@
 //! points. Unlike an exponential average, it does not lag behind a falling loss. The window is about a
 //! twentieth of the points, at least 5. A point that is not finite leaves a gap in both lines.
 
-use serde::{Deserialize, Deserializer};
-
 /// Raw lines are thinned to at most this many points.
 const MOST_POINTS: usize = 800;
 
@@ -15,11 +13,11 @@ const MOST_POINTS: usize = 800;
 const FEWEST_TO_SMOOTH: usize = 20;
 
 /// A line split at values that are not finite.
-pub(super) type Pieces = Vec<Vec<(f64, f64)>>;
+pub(crate) type Pieces = Vec<Vec<(f64, f64)>>;
 
 /// Number of points that the smoothed line averages over (odd), or `None` if there are too few points to
 /// smooth.
-pub(super) fn window(points: &[(f64, f64)]) -> Option<usize> {
+pub(crate) fn window(points: &[(f64, f64)]) -> Option<usize> {
     (points.len() >= FEWEST_TO_SMOOTH).then(|| (points.len() / 20).max(5) | 1)
 }
 
@@ -51,7 +49,7 @@ pub(super) fn smoothed(points: &[(f64, f64)], window: usize) -> Pieces {
 }
 
 /// Number of points that are not finite and therefore not drawn.
-pub(super) fn gaps(points: &[(f64, f64)]) -> usize {
+pub(crate) fn gaps(points: &[(f64, f64)]) -> usize {
     points.iter().filter(|(x, y)| !(x.is_finite() && y.is_finite())).count()
 }
 
@@ -69,12 +67,4 @@ fn thin(piece: &[(f64, f64)], run: usize) -> Vec<(f64, f64)> {
         if low.0 <= high.0 { [low, high] } else { [high, low] }
     };
     piece.chunks(run).flat_map(extremes).collect()
-}
-
-/// Reads points whose value may be `null`, which is how `serde_json` writes a number that is not finite.
-pub(super) fn points_with_gaps<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Vec<(f64, f64)>, D::Error> {
-    let points = Vec::<(f64, Option<f64>)>::deserialize(deserializer)?;
-    Ok(points.into_iter().map(|(x, y)| (x, y.unwrap_or(f64::NAN))).collect())
 }

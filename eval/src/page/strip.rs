@@ -8,25 +8,25 @@ use std::fmt::Write as _;
 
 /// The values at the two ends of a strip.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Scale {
+pub(crate) struct Scale {
     /// The value at the left end.
-    pub(super) low: f64,
+    pub(crate) low: f64,
     /// The value at the right end.
-    pub(super) high: f64,
+    pub(crate) high: f64,
 }
 
 impl Scale {
     /// The scale of shares.
-    pub(super) const SHARE: Self = Self { low: 0.0, high: 1.0 };
+    pub(crate) const SHARE: Self = Self { low: 0.0, high: 1.0 };
 
     /// A scale with zero in its middle that reaches a round number of at least `reach`.
-    pub(super) fn around_zero(reach: f64) -> Self {
+    pub(crate) fn around_zero(reach: f64) -> Self {
         let reach = round_up(reach);
         Self { low: -reach, high: reach }
     }
 
     /// The scale of finite values, with some room at both ends. `None` without any.
-    pub(super) fn over(values: impl Iterator<Item = f64>) -> Option<Self> {
+    pub(crate) fn over(values: impl Iterator<Item = f64>) -> Option<Self> {
         let finite = values.filter(|value| value.is_finite());
         let (low, high) =
             finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
@@ -35,13 +35,13 @@ impl Scale {
     }
 
     /// The place of a value in percent, within the strip.
-    pub(super) fn at(self, value: f64) -> f64 {
+    pub(crate) fn at(self, value: f64) -> f64 {
         let place = 100.0 * (value - self.low) / (self.high - self.low);
         if place.is_finite() { place.clamp(0.0, 100.0) } else { 0.0 }
     }
 
     /// The values at the ends, in the middle, and between them.
-    pub(super) fn quarters(self) -> [f64; 5] {
+    pub(crate) fn quarters(self) -> [f64; 5] {
         [0.0, 0.25, 0.5, 0.75, 1.0].map(|share| self.low + share * (self.high - self.low))
     }
 }
@@ -55,7 +55,7 @@ fn round_up(value: f64) -> f64 {
 
 /// The shape of a mark. Shapes tell what colours tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(crate) enum Shape {
     /// A score, or a difference that is not shown to be one.
     Disc,
     /// Better.
@@ -66,20 +66,20 @@ pub(super) enum Shape {
 
 /// A value with its interval.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mark<'a> {
+pub(crate) struct Mark<'a> {
     /// The class that gives the colour.
-    pub(super) class: &'a str,
+    pub(crate) class: &'a str,
     /// The shape.
-    pub(super) shape: Shape,
+    pub(crate) shape: Shape,
     /// The value.
-    pub(super) value: f64,
+    pub(crate) value: f64,
     /// The ends of its interval.
-    pub(super) interval: Option<(f64, f64)>,
+    pub(crate) interval: Option<(f64, f64)>,
 }
 
 /// One strip. `lines` are values with a line across; the one at `axis` is darker. A value that is not finite
 /// is not drawn.
-pub(super) fn strip(scale: Scale, lines: &[f64], axis: Option<f64>, mark: &Mark<'_>) -> String {
+pub(crate) fn strip(scale: Scale, lines: &[f64], axis: Option<f64>, mark: &Mark<'_>) -> String {
     let mut svg = String::from("<svg class=\"strip\" aria-hidden=\"true\">");
     for &line in lines {
         let (class, x) = (if axis == Some(line) { "axis" } else { "grid" }, scale.at(line));
@@ -115,7 +115,7 @@ fn shape(shape: Shape, x: f64) -> String {
 }
 
 /// The labels under strips of one scale, each a value and its text.
-pub(super) fn ticks(scale: Scale, labels: &[(f64, String)]) -> String {
+pub(crate) fn ticks(scale: Scale, labels: &[(f64, String)]) -> String {
     let mut svg = String::from("<svg class=\"strip ticks\" aria-hidden=\"true\">");
     for (value, text) in labels {
         let x = scale.at(*value);
@@ -133,7 +133,7 @@ pub(super) fn ticks(scale: Scale, labels: &[(f64, String)]) -> String {
 }
 
 /// A bar of shares beside each other, each a class and its count.
-pub(super) fn shares(parts: &[(&str, usize)]) -> String {
+pub(crate) fn shares(parts: &[(&str, usize)]) -> String {
     let whole = parts.iter().map(|part| part.1).sum::<usize>().max(1) as f64;
     let mut svg = String::from("<svg class=\"strip shares\" aria-hidden=\"true\">");
     let mut x = 0.0;
@@ -149,7 +149,7 @@ pub(super) fn shares(parts: &[(&str, usize)]) -> String {
 }
 
 /// Bars from the bottom, for counts; `highest` reaches the top.
-pub(super) fn histogram(class: &str, counts: &[usize], highest: usize) -> String {
+pub(crate) fn histogram(class: &str, counts: &[usize], highest: usize) -> String {
     let width = 100.0 / counts.len().max(1) as f64;
     let mut svg = format!("<svg class=\"histogram\" aria-hidden=\"true\"><g class=\"{class}\">");
     for (at, count) in counts.iter().enumerate() {
