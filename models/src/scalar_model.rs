@@ -6,7 +6,8 @@
 use std::path::Path;
 
 use parallel::Segmented;
-use parallel::residency::{ModelPart, hold_weights};
+use parallel::residency::ModelPart;
+use parallel::segment::hold_weights;
 use tch::{Kind, Tensor};
 
 use crate::Error;

@@ -121,7 +121,14 @@ pub enum Work {
     /// A GPU runs the collective.
     Nccl(parallel_sys::nccl::Work),
     /// A collective on copies of the tensors in host memory.
-    Staged(staged::StagedWork),
+    Staged {
+        /// The collective.
+        work: Box<Self>,
+        /// The inputs, which must live until the work is done.
+        inputs: Vec<Tensor>,
+        /// The result in host memory, and the tensor of the device that receives it.
+        output: Option<(Tensor, Tensor)>,
+    },
     /// A thread of this process runs the collective.
     Thread(mpsc::Receiver<Result<(), SysError>>),
 }
@@ -150,7 +157,14 @@ impl Work {
                 Ok(())
             }
             Self::Nccl(work) => work.wait(),
-            Self::Staged(work) => work.wait(),
+            Self::Staged { work, inputs, output } => {
+                work.wait()?;
+                drop(inputs);
+                if let Some((host, mut tensor)) = output {
+                    tensor.copy_(&host);
+                }
+                Ok(())
+            }
             Self::Thread(answer) => answer.recv().unwrap_or_else(|_| {
                 let (call, problem) = ("collective".to_owned(), "its thread ended".to_owned());
                 Err(SysError::Shared { call, problem })
@@ -168,7 +182,10 @@ impl Work {
                 Err(mpsc::TryRecvError::Empty) => Ok(Some(Self::Thread(answer))),
                 Err(mpsc::TryRecvError::Disconnected) => Self::Thread(answer).wait().map(|()| None),
             },
-            Self::Staged(work) => Ok(work.try_wait()?.map(Self::Staged)),
+            Self::Staged { work, inputs, output } => match work.try_wait()? {
+                Some(work) => Ok(Some(Self::Staged { work: Box::new(work), inputs, output })),
+                None => Self::Staged { work: Box::new(Self::Done), inputs, output }.wait().map(|()| None),
+            },
             other => other.wait().map(|()| None),
         }
     }

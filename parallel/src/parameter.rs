@@ -10,8 +10,6 @@ use parallel_sys::elements::ElementNumbers;
 use tch::{Tensor, no_grad};
 
 use crate::comm::ProcessGroup;
-use crate::residency::Residency;
-use crate::safetensors_file::NamedTensor;
 use crate::{Error, ProcessGroups};
 
 /// How one dimension of a tensor is sharded over a process group: for each rank, the index ranges that the
@@ -263,13 +261,6 @@ impl Parameter {
     /// the group owns each parameter.
     pub fn is_owned(&self, groups: &ProcessGroups) -> bool {
         self.is_tied_owner() && (self.is_expert || groups.expert_parallel().rank() == 0)
-    }
-
-    /// The parameter as an entry of a safetensors file. `residency` is what keeps its values in memory, and
-    /// its index there.
-    pub fn as_named_tensor<'a>(&'a self, residency: Option<(&'a dyn Residency, usize)>) -> NamedTensor<'a> {
-        let Self { name, tensor, placement, is_expert, .. } = self;
-        NamedTensor { name, tensor, placement, is_expert: *is_expert, residency }
     }
 
     /// The number of elements of the full tensor.

@@ -16,13 +16,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parallel_sys::c10d::{Secret, Store};
+use parallel_sys::c10d::Store;
 
 use crate::world::RankInfo;
 use crate::{Error, SysError};
 
-/// The environment variable with the secret of a job.
-pub const JOB_SECRET: &str = "COLOSSAL_JOB_SECRET";
+pub use crate::world::{JOB_SECRET, secret_from_environment};
+
 /// How long a host, or the program that listens on it, may take to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time between two attempts to connect.
@@ -60,16 +60,6 @@ pub fn open_store(rank_info: &RankInfo, timeout: Duration) -> Result<Store, Erro
         })?;
     }
     Ok(store)
-}
-
-/// Reads the secret of the job from the environment, if it is set.
-pub fn secret_from_environment() -> Result<Option<Secret>, Error> {
-    parse_secret(std::env::var(JOB_SECRET).ok().as_deref())
-}
-
-pub(crate) fn parse_secret(text: Option<&str>) -> Result<Option<Secret>, Error> {
-    let short = |text: &str| Error::ShortSecret { length: text.len() };
-    text.map(|text| Secret::new(text).ok_or_else(|| short(text))).transpose()
 }
 
 /// Binds the port: on loopback if all ranks are on this host, otherwise on every interface.
@@ -192,6 +182,8 @@ fn time_left(until: Instant) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use parallel_sys::c10d::Secret;
+
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_secs(20);
@@ -300,8 +292,6 @@ mod tests {
         let without = RankInfo { secret: None, ..rank_info(1, &Secret::random().unwrap()) };
         let error = open_store(&without, TIMEOUT).unwrap_err().to_string();
         assert!(error.contains("COLOSSAL_JOB_SECRET is not set"), "{error}");
-        let error = parse_secret(Some("too short")).unwrap_err().to_string();
-        assert!(error.contains("9 characters") && !error.contains("too short"), "{error}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! When the weights of a model must be in memory.
 //!
 //! A model may not fit: then its weights are in memory only while a part of the model runs. Every forward
-//! pass (training, inference, prefill, decoding) and every backward pass holds the weights of a part with
-//! [`hold_weights`] while it uses them. The addresses of the weights never change, so layers, autograd graphs
+//! pass (training, inference, prefill, decoding) and every backward pass holds the weights of a part
+//! ([`HeldWeights`]) while it uses them. The addresses of the weights never change, so layers, autograd graphs
 //! and deferred weight gradients keep their tensors; only the memory behind them comes and goes. The
 //! mechanism of moving memory and the decision what to move are not here: crate `gemini` implements
 //! [`Residency`].
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 
 use crate::comm::PendingCollective;
-use crate::{Error, Parameter, Segmented};
+use crate::{Error, Parameter};
 
 /// A part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,40 +130,6 @@ impl Drop for HeldWeights<'_> {
         if let Some((residency, weights)) = self.held.take() {
             residency.release(weights);
         }
-    }
-}
-
-/// Holds the weights of a part of a model while the part runs.
-pub fn hold_weights<M: Segmented + ?Sized>(model: &M, part: ModelPart) -> Result<HeldWeights<'_>, Error> {
-    HeldWeights::fetch(model.residency(), Weights::Part(part), Access::Read)
-}
-
-/// Holds the parts of a model one after the other, and gathers the next part while one runs.
-#[derive(Debug)]
-pub struct PartSequence<'a, M: ?Sized> {
-    model: &'a M,
-    /// The parts that are still to come, the next one last.
-    parts: Vec<ModelPart>,
-    /// The part that was gathered ahead.
-    prefetched: Option<HeldWeights<'a>>,
-}
-
-impl<'a, M: Segmented + ?Sized> PartSequence<'a, M> {
-    /// `parts`, in the order in which they run.
-    pub fn new(model: &'a M, parts: impl DoubleEndedIterator<Item = ModelPart>) -> Self {
-        Self { model, parts: parts.rev().collect(), prefetched: None }
-    }
-
-    /// Holds the next part.
-    pub fn hold_next(&mut self) -> Result<HeldWeights<'a>, Error> {
-        let part = self.parts.pop().expect("the caller runs the parts that it has listed");
-        let held = hold_weights(self.model, part)?;
-        // Only now is the part released that was gathered ahead, which is the one that is held.
-        self.prefetched = match self.parts.last() {
-            Some(&next) => Some(HeldWeights::prefetch(self.model.residency(), Weights::Part(next))?),
-            None => None,
-        };
-        Ok(held)
     }
 }
 

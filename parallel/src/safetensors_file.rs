@@ -1,164 +1,18 @@
 //! A safetensors file: eight bytes of header length, a JSON header, the tensor data.
 //!
-//! Tensors have a [`Placement`]. A rank reads only the bytes of its own shard. Writing gathers the shards of
-//! all ranks, one tensor at a time. A file therefore always contains full tensors, and any mesh can read the
-//! files of any other mesh. A file is written under a temporary name, synced and renamed, so a reader sees
-//! either the old file or the new one. No file with a number that is not finite is written. This module knows
-//! no architecture.
+//! Tensors have a [`Placement`](crate::Placement). A rank reads only the bytes of its own shard. Writing
+//! gathers the shards of all ranks, one tensor at a time. A file therefore always contains full tensors, and
+//! any mesh can read the files of any other mesh. A file is written under a temporary name, synced and
+//! renamed, so a reader sees either the old file or the new one. No file with a number that is not finite is
+//! written. This module knows no architecture.
 
+mod element;
+mod error;
 mod read;
 mod values;
 mod write;
 
-use std::path::PathBuf;
-
-use tch::{Kind, Tensor};
-
-use crate::residency::Residency;
-use crate::{ErrorClass, Placement};
-
+pub use error::Error;
 pub use read::TensorFile;
 pub use values::AllowedValues;
-pub use write::{WriteRole, write, write_bytes, write_role};
-
-/// A tensor to write.
-#[derive(Clone, Copy, Debug)]
-pub struct NamedTensor<'a> {
-    /// The name of the tensor in the file.
-    pub name: &'a str,
-    /// This rank's shard.
-    pub tensor: &'a Tensor,
-    /// How the full tensor is distributed over the ranks.
-    pub placement: &'a Placement,
-    /// Whether the tensor belongs to an expert, and is therefore shared by other ranks than the rest.
-    pub is_expert: bool,
-    /// What keeps this rank's shard in memory while it is written, and the index of the tensor there. `None`
-    /// for a tensor that always is in memory.
-    pub residency: Option<(&'a dyn Residency, usize)>,
-}
-
-/// The supported dtypes, with their names in safetensors.
-const DTYPES: [(&str, Kind); 4] =
-    [("F32", Kind::Float), ("BF16", Kind::BFloat16), ("F16", Kind::Half), ("F64", Kind::Double)];
-
-/// The index, one per dimension, of the element with this number in a tensor of this shape.
-fn index_of(number: u64, shape: &[i64]) -> Vec<i64> {
-    let mut rest = number as i64;
-    let mut index: Vec<i64> = shape
-        .iter()
-        .rev()
-        .map(|&length| {
-            let index = rest % length;
-            rest /= length;
-            index
-        })
-        .collect();
-    index.reverse();
-    index
-}
-
-/// An error of reading or writing a safetensors file.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The file could not be read or written.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: std::io::Error,
-    },
-    /// The file is shorter than its header says.
-    #[error("{} is truncated: {got} bytes of {expected}: download or copy it again", path.display())]
-    Truncated {
-        /// The file.
-        path: PathBuf,
-        /// The size in bytes according to the header.
-        expected: u64,
-        /// The size in bytes on disk.
-        got: u64,
-    },
-    /// The header is invalid.
-    #[error("{} is not a safetensors file: {reason}", path.display())]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// The problem.
-        reason: String,
-    },
-    /// The file has no tensor of this name.
-    #[error("{}: the tensor `{name}` is missing", path.display())]
-    Missing {
-        /// The file.
-        path: PathBuf,
-        /// The requested name.
-        name: String,
-    },
-    /// A tensor has another shape than requested.
-    #[error("{}: `{name}` has shape {got:?}, and config.json makes it {expected:?}", path.display())]
-    Shape {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// The requested shape.
-        expected: Vec<i64>,
-        /// The shape in the file.
-        got: Vec<i64>,
-    },
-    /// A tensor has a dtype that cannot be loaded.
-    #[error("{}: `{name}` is stored as {dtype}: convert it to F32, BF16, F16 or F64", path.display())]
-    Dtype {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// The dtype as the file names it.
-        dtype: String,
-    },
-    /// A tensor holds a number that it may not hold.
-    #[error("{}: `{name}` is {value} at {index:?} and must be {wanted}", path.display())]
-    Value {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// The index of the number in the full tensor, one per dimension.
-        index: Vec<i64>,
-        /// The number.
-        value: f64,
-        /// What is allowed.
-        wanted: &'static str,
-    },
-    /// A tensor that is to be written holds NaN or infinity.
-    #[error(
-        "`{name}` is {value} at {index:?}, so nothing is saved: what is saved before is untouched; go on from there with \
-         a lower [train] lr"
-    )]
-    NotFinite {
-        /// The tensor.
-        name: String,
-        /// The index of the number in the full tensor, one per dimension.
-        index: Vec<i64>,
-        /// The number.
-        value: f64,
-    },
-    /// The shards could not be gathered.
-    #[error(transparent)]
-    Parallel(#[from] crate::Error),
-    /// libtorch failed.
-    #[error(transparent)]
-    Torch(#[from] tch::TchError),
-}
-
-impl Error {
-    /// The class of this error. Most errors are about the file.
-    pub fn class(&self) -> ErrorClass {
-        match self {
-            Self::Parallel(error) => error.class(),
-            Self::Torch(error) => ErrorClass::of_torch(error),
-            Self::NotFinite { .. } => ErrorClass::Diverged,
-            _ => ErrorClass::Data,
-        }
-    }
-}
+pub use write::{NamedTensor, WriteRole, write, write_bytes, write_role};

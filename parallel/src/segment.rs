@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::residency::{HeldWeights, ModelPart, PartSequence, Residency, WeightStore, hold_weights};
+use crate::residency::{Access, HeldWeights, ModelPart, Residency, WeightStore, Weights};
 use crate::{Error, Parameter, PipelineStages, autograd};
 
 /// A network that runs as a chain of segments. The head on top (vocabulary, scalar) is not a segment: it
@@ -75,6 +75,40 @@ pub trait Segmented {
         forward_segment_by_segment(self, contexts.len(), |segment, index, hidden| {
             self.forward_segment(segment, hidden, contexts[index])
         })
+    }
+}
+
+/// Holds the weights of a part of a model while the part runs.
+pub fn hold_weights<M: Segmented + ?Sized>(model: &M, part: ModelPart) -> Result<HeldWeights<'_>, Error> {
+    HeldWeights::fetch(model.residency(), Weights::Part(part), Access::Read)
+}
+
+/// Holds the parts of a model one after the other, and gathers the next part while one runs.
+#[derive(Debug)]
+pub struct PartSequence<'a, M: ?Sized> {
+    model: &'a M,
+    /// The parts that are still to come, the next one last.
+    parts: Vec<ModelPart>,
+    /// The part that was gathered ahead.
+    prefetched: Option<HeldWeights<'a>>,
+}
+
+impl<'a, M: Segmented + ?Sized> PartSequence<'a, M> {
+    /// `parts`, in the order in which they run.
+    pub fn new(model: &'a M, parts: impl DoubleEndedIterator<Item = ModelPart>) -> Self {
+        Self { model, parts: parts.rev().collect(), prefetched: None }
+    }
+
+    /// Holds the next part.
+    pub fn hold_next(&mut self) -> Result<HeldWeights<'a>, Error> {
+        let part = self.parts.pop().expect("the caller runs the parts that it has listed");
+        let held = hold_weights(self.model, part)?;
+        // Only now is the part released that was gathered ahead, which is the one that is held.
+        self.prefetched = match self.parts.last() {
+            Some(&next) => Some(HeldWeights::prefetch(self.model.residency(), Weights::Part(next))?),
+            None => None,
+        };
+        Ok(held)
     }
 }
 

@@ -9,16 +9,17 @@
 mod groups;
 mod hosts;
 mod launcher;
+mod transport;
 
 pub use groups::{ProcessGroups, WeightGatheringGroups};
 pub use hosts::LocalRank;
-pub use launcher::RankInfo;
+pub use launcher::{JOB_SECRET, RankInfo, secret_from_environment};
+pub use transport::Transport;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parallel_sys::c10d::Store;
-use serde::{Deserialize, Serialize};
 use tch::Device;
 
 use self::hosts::HostInfo;
@@ -28,7 +29,7 @@ use crate::comm::shared::SharedGroup;
 use crate::comm::staged::HostStaged;
 use crate::comm::{Backend, ProcessGroup};
 use crate::rendezvous::open_store;
-use crate::{Error, SysError};
+use crate::{Error, Mesh, SysError};
 
 /// How long ranks wait for one another at the rendezvous.
 pub const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(300);
@@ -39,26 +40,6 @@ const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(1800);
 const STORE_LINGER: Duration = Duration::from_secs(7);
 /// The shortest timeout for reading a value; a timeout of zero would mean to wait forever.
 const MIN_WAIT: Duration = Duration::from_millis(10);
-
-/// The transport that moves bytes between ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Transport {
-    /// Shared memory within a host, Gloo between hosts, and NCCL for tensors of GPUs.
-    #[default]
-    Auto,
-    /// Gloo everywhere. Tensors of GPUs go through the host.
-    Gloo,
-    /// Shared memory; an error if a group spans several hosts. Tensors of GPUs go through the host.
-    Shared,
-}
-
-impl Transport {
-    /// Whether tensors of GPUs go through the host, so that ranks may share a GPU.
-    pub fn stages_gpus(self) -> bool {
-        self != Self::Auto
-    }
-}
 
 /// One process of a job, connected to the others.
 #[derive(Clone, Debug)]
@@ -181,6 +162,17 @@ impl World {
         self.rank_info.size
     }
 
+    /// The number of processes, including this one, that may run on the same cores as this one.
+    pub fn ranks_sharing_cores(&self) -> usize {
+        hosts::num_sharing_cores(self.rank(), &self.hosts)
+    }
+
+    /// The process groups of `mesh`: one along each axis, the combined ones, and the group of all ranks.
+    pub fn groups(&self, mesh: &Mesh) -> Result<ProcessGroups, Error> {
+        let local_rank = LocalRank::new(self.rank(), &self.hosts, self.transport);
+        ProcessGroups::build(mesh, local_rank, |name, ranks| self.group(name, ranks))
+    }
+
     /// The process group of `ranks`, in this order. Every one of them calls this function with the same
     /// arguments.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Result<ProcessGroup, Error> {
@@ -233,7 +225,10 @@ impl World {
 
         Ok(match self.transport {
             Transport::Shared if !same_host => {
-                return Err(Error::SpansHosts { group: name.to_owned(), hosts: self.hosts_of(ranks) });
+                return Err(Error::SpansHosts {
+                    group: name.to_owned(),
+                    hosts: hosts::ranks_by_host(ranks, &self.hosts),
+                });
             }
             Transport::Auto | Transport::Shared if same_host => {
                 let owner = self.hosts[ranks[0]].pid;

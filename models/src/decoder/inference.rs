@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use parallel::residency::{ModelPart, hold_weights};
-use parallel::segment::forward_segment_by_segment;
+use parallel::residency::ModelPart;
+use parallel::segment::{forward_segment_by_segment, hold_weights};
 use parallel::{Segmented, upload};
 use tch::{Tensor, no_grad};
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use parallel::Parameter;
 use parallel::comm::ProcessGroup;
 use parallel::residency::Residency;
-use parallel::safetensors_file::{self, WriteRole};
+use parallel::safetensors_file::{self, NamedTensor, WriteRole};
 use serde_json::{Map, json};
 
 use super::names::{INDEX, SINGLE};
@@ -65,7 +65,7 @@ fn save_in_shards(
         let local_parameters =
             local_parameters.filter(|(_, parameter)| shard.contains(&parameter.name.as_str()));
         let named = local_parameters.map(|(index, parameter)| {
-            parameter.as_named_tensor(residency.map(|residency| (residency, index)))
+            NamedTensor::of(parameter, residency.map(|residency| (residency, index)))
         });
         safetensors_file::write(
             &folder.join(&file),

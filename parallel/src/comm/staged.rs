@@ -17,34 +17,6 @@ pub struct HostStaged {
     rank: usize,
 }
 
-/// A started collective on copies of tensors in host memory.
-#[derive(Debug)]
-pub struct StagedWork {
-    work: Box<Work>,
-    /// The inputs, which must live until the work is done.
-    inputs: Vec<Tensor>,
-    /// The result in host memory, and the tensor of the device that receives it.
-    output: Option<(Tensor, Tensor)>,
-}
-
-impl StagedWork {
-    pub(super) fn wait(self) -> Result<(), SysError> {
-        self.work.wait()?;
-        if let Some((host, mut tensor)) = self.output {
-            tensor.copy_(&host);
-        }
-        Ok(())
-    }
-
-    pub(super) fn try_wait(self) -> Result<Option<Self>, SysError> {
-        let Self { work, inputs, output } = self;
-        match work.try_wait()? {
-            Some(work) => Ok(Some(Self { work: Box::new(work), inputs, output })),
-            None => Self { work: Box::new(Work::Done), inputs, output }.wait().map(|()| None),
-        }
-    }
-}
-
 impl HostStaged {
     /// Stages tensors for `host`, in which this process has the rank `rank`.
     pub fn new(host: Box<dyn Backend>, rank: usize) -> Self {
@@ -64,7 +36,7 @@ fn empty_on_host(tensor: &Tensor) -> Tensor {
 /// is copied to the second one at the end.
 fn staged(work: Work, inputs: Vec<Tensor>, output: Option<(Tensor, &Tensor)>) -> Work {
     let output = output.map(|(host, tensor)| (host, tensor.shallow_clone()));
-    Work::Staged(StagedWork { work: Box::new(work), inputs, output })
+    Work::Staged { work: Box::new(work), inputs, output }
 }
 
 impl Backend for HostStaged {

@@ -7,7 +7,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::{Action, ComputationType, PipelineStages, Schedule, ScheduleKind};
 use crate::comm::{P2pKey, PendingCollective};
-use crate::residency::{Access, HeldWeights, ModelPart, PartSequence, Residency, Weights, hold_weights};
+use crate::residency::{Access, HeldWeights, ModelPart, Residency, Weights};
+use crate::segment::{PartSequence, hold_weights};
 use crate::weight_grad_store::{self, WeightGradStore};
 use crate::{Error, ForwardPass, GradientSource, Segmented};
 
@@ -62,10 +63,10 @@ pub fn run_schedule<M: Segmented, H: StepHandler>(
         Some(pipeline) => pipeline.schedule(contexts.len()),
         None => Schedule::new(ScheduleKind::OneForwardOneBackward, 1, 1, contexts.len()),
     };
-    let rank = pipeline.map_or(0, |pipeline| pipeline.group.rank());
+    let rank = pipeline.map_or(0, |pipeline| pipeline.group().rank());
     if let (Some(pipeline), Some(context)) = (pipeline, contexts.first()) {
         let (_, (_, device)) = model.hidden_spec(context);
-        pipeline.group.open_channels(channels(&schedule), device)?;
+        pipeline.group().open_channels(channels(&schedule), device)?;
     }
 
     let mut runner = ScheduleRunner {
@@ -313,7 +314,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         for (send, tensor) in std::mem::take(&mut self.pending_sends) {
             self.pending_sends.extend(send.try_wait()?.map(|send| (send, tensor)));
         }
-        let send = pipeline.group.send(&tensor, to, tag(payload, stage))?;
+        let send = pipeline.group().send(&tensor, to, tag(payload, stage))?;
         self.pending_sends.push((send, tensor));
         Ok(())
     }
@@ -331,7 +332,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
         let pipeline = self.pipeline.expect("without a pipeline there is one stage");
         let from = self.schedule.kind.rank_of_stage(from, self.schedule.num_ranks);
         let (shape, options): (Vec<i64>, (Kind, Device)) = self.model.hidden_spec(self.contexts[micro_batch]);
-        pipeline.group.recv(&shape, options, from, tag(payload, stage))
+        pipeline.group().recv(&shape, options, from, tag(payload, stage))
     }
 }
 

@@ -11,7 +11,8 @@ use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::{AllowedValues, DTYPES, Error, index_of};
+use super::element::{DTYPES, index_of};
+use super::{AllowedValues, Error};
 use crate::Placement;
 
 /// The largest header that safetensors allows.

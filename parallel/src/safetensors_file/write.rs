@@ -10,16 +10,41 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tch::{Device, Kind, Tensor};
 
-use super::{AllowedValues, DTYPES, Error, NamedTensor, index_of};
-use crate::Placement;
+use super::element::{DTYPES, index_of};
+use super::{AllowedValues, Error};
 use crate::comm::ProcessGroup;
-use crate::residency::HeldWeights;
+use crate::residency::{HeldWeights, Residency};
+use crate::{Parameter, Placement};
 
 /// The message tag of tensors sent to the rank that writes the file.
 const TAG: usize = usize::MAX;
 
 /// Takes a full tensor on the rank that writes.
 type Consume<'a> = dyn FnMut(&Tensor) -> Result<(), Error> + 'a;
+
+/// A tensor to write.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedTensor<'a> {
+    /// The name of the tensor in the file.
+    pub name: &'a str,
+    /// This rank's shard.
+    pub tensor: &'a Tensor,
+    /// How the full tensor is distributed over the ranks.
+    pub placement: &'a Placement,
+    /// Whether the tensor belongs to an expert, and is therefore shared by other ranks than the rest.
+    pub is_expert: bool,
+    /// What keeps this rank's shard in memory while it is written, and the index of the tensor there. `None`
+    /// for a tensor that always is in memory.
+    pub residency: Option<(&'a dyn Residency, usize)>,
+}
+
+impl<'a> NamedTensor<'a> {
+    /// A parameter. `residency` is what keeps its values in memory, and its index there.
+    pub fn of(parameter: &'a Parameter, residency: Option<(&'a dyn Residency, usize)>) -> Self {
+        let Parameter { name, tensor, placement, is_expert, .. } = parameter;
+        Self { name, tensor, placement, is_expert: *is_expert, residency }
+    }
+}
 
 /// The description of a tensor that all ranks of the pipeline-expert group share.
 #[derive(Serialize, Deserialize)]

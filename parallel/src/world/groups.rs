@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{LocalRank, World};
+use super::LocalRank;
 use crate::comm::ProcessGroup;
 use crate::{Axis, Error, Mesh};
 
@@ -53,12 +53,13 @@ impl ProcessGroups {
                 ranks.iter().position(|&rank| rank == this_rank).expect("every group of a rank contains it");
             Ok(ProcessGroup::fake(name, ranks.to_vec(), position))
         };
-        Self::build(mesh, make).expect("fake groups open no connection")
+        Self::build(mesh, LocalRank::SINGLE, make).expect("fake groups open no connection")
     }
 
     /// Builds the groups of `mesh`; `make` creates a group from its name and its ranks.
-    fn build(
+    pub(super) fn build(
         mesh: &Mesh,
+        local_rank: LocalRank,
         make: impl Fn(&str, &[usize]) -> Result<ProcessGroup, Error>,
     ) -> Result<Self, Error> {
         let everyone: Vec<usize> = (0..mesh.world_size()).collect();
@@ -103,7 +104,7 @@ impl ProcessGroups {
 
         let (mesh, world) = (mesh.clone(), make("world", &everyone)?);
         Ok(Self {
-            local_rank: LocalRank::SINGLE,
+            local_rank,
             mesh,
             world,
             axis_groups,
@@ -234,13 +235,5 @@ impl ProcessGroups {
     /// Whether this is rank 0, which writes files and prints messages for the whole job.
     pub fn is_rank_zero(&self) -> bool {
         self.world.rank() == 0
-    }
-}
-
-impl World {
-    /// The process groups of `mesh`: one along each axis, the combined ones, and the group of all ranks.
-    pub fn groups(&self, mesh: &Mesh) -> Result<ProcessGroups, Error> {
-        let groups = ProcessGroups::build(mesh, |name, ranks| self.group(name, ranks))?;
-        Ok(ProcessGroups { local_rank: self.local_rank(), ..groups })
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Transport, World};
+use super::Transport;
 
 /// Where a process runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -62,42 +62,38 @@ impl LocalRank {
     /// The only process on its host.
     pub const SINGLE: Self = Self { rank: 0, size: 1, has_own_gpus: false, can_share_gpus: false };
 
+    /// The rank of process `rank` among the ranks on its host. `hosts` has an entry for each rank.
+    pub(super) fn new(rank: usize, hosts: &[HostInfo], transport: Transport) -> Self {
+        let is_local = |other: &usize| hosts[*other].host == hosts[rank].host;
+        let ranks: Vec<usize> = (0..hosts.len()).filter(is_local).collect();
+        let visible: BTreeSet<&String> =
+            ranks.iter().filter_map(|&rank| hosts[rank].visible_gpus.as_ref()).collect();
+        Self {
+            rank: ranks.iter().filter(|&&other| other < rank).count(),
+            size: ranks.len(),
+            has_own_gpus: visible.len() == ranks.len(),
+            can_share_gpus: transport.stages_gpus(),
+        }
+    }
+
     /// The last of `size` processes on a host, which are connected by `transport`.
     pub fn last_of(size: usize, transport: Transport) -> Self {
         Self { rank: size - 1, size, has_own_gpus: false, can_share_gpus: transport.stages_gpus() }
     }
 }
 
-impl World {
-    /// The number of processes, including this one, that may run on the same cores as this one.
-    pub fn ranks_sharing_cores(&self) -> usize {
-        let local_host = &self.hosts[self.rank_info.rank];
-        let shares =
-            |host: &&HostInfo| host.host == local_host.host && !host.cores.is_disjoint(&local_host.cores);
-        self.hosts.iter().filter(shares).count().max(1)
-    }
+/// The number of processes, including process `rank`, that may run on the same cores as that one.
+pub(super) fn num_sharing_cores(rank: usize, hosts: &[HostInfo]) -> usize {
+    let own = &hosts[rank];
+    let shares = |other: &&HostInfo| other.host == own.host && !other.cores.is_disjoint(&own.cores);
+    hosts.iter().filter(shares).count().max(1)
+}
 
-    /// The rank of this process among the ranks on its host.
-    pub(super) fn local_rank(&self) -> LocalRank {
-        let local_host = &self.hosts[self.rank()].host;
-        let local = |rank: &usize| self.hosts[*rank].host == *local_host;
-        let ranks: Vec<usize> = (0..self.hosts.len()).filter(local).collect();
-        let visible: BTreeSet<&String> =
-            ranks.iter().filter_map(|&rank| self.hosts[rank].visible_gpus.as_ref()).collect();
-        LocalRank {
-            rank: ranks.iter().filter(|&&rank| rank < self.rank()).count(),
-            size: ranks.len(),
-            has_own_gpus: visible.len() == ranks.len(),
-            can_share_gpus: self.transport.stages_gpus(),
-        }
+/// Lists the ranks of each host, as in `{0, 1} and {2, 3}`.
+pub(super) fn ranks_by_host(ranks: &[usize], hosts: &[HostInfo]) -> String {
+    let mut by_host: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for &rank in ranks {
+        by_host.entry(&hosts[rank].host).or_default().push(rank.to_string());
     }
-
-    /// Lists the ranks of each host, as in `{0, 1} and {2, 3}`.
-    pub(super) fn hosts_of(&self, ranks: &[usize]) -> String {
-        let mut hosts: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-        for &rank in ranks {
-            hosts.entry(&self.hosts[rank].host).or_default().push(rank.to_string());
-        }
-        hosts.values().map(|ranks| format!("{{{}}}", ranks.join(", "))).collect::<Vec<_>>().join(" and ")
-    }
+    by_host.values().map(|ranks| format!("{{{}}}", ranks.join(", "))).collect::<Vec<_>>().join(" and ")
 }

@@ -7,7 +7,9 @@
 use parallel_sys::c10d::Secret;
 
 use crate::Error;
-use crate::rendezvous::{self, JOB_SECRET};
+
+/// The environment variable with the secret of a job.
+pub const JOB_SECRET: &str = "COLOSSAL_JOB_SECRET";
 
 /// The rank of a process in its job, and the address of the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,7 +140,17 @@ impl RankInfo {
             restart_count: value("TORCHELASTIC_RESTART_COUNT")
                 .filter(|_| uses_agent_store)
                 .unwrap_or_default(),
-            secret: rendezvous::parse_secret(value(JOB_SECRET).as_deref())?,
+            secret: parse_secret(value(JOB_SECRET).as_deref())?,
         })
     }
+}
+
+/// Reads the secret of the job from the environment, if it is set.
+pub fn secret_from_environment() -> Result<Option<Secret>, Error> {
+    parse_secret(std::env::var(JOB_SECRET).ok().as_deref())
+}
+
+fn parse_secret(text: Option<&str>) -> Result<Option<Secret>, Error> {
+    let short = |text: &str| Error::ShortSecret { length: text.len() };
+    text.map(|text| Secret::new(text).ok_or_else(|| short(text))).transpose()
 }

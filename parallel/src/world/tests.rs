@@ -8,8 +8,8 @@ use tch::{Kind, Tensor};
 
 use super::hosts::cores;
 use super::*;
+use crate::Axis;
 use crate::comm::Reduction;
-use crate::{Axis, Mesh};
 
 fn rank_info(vars: &[(&str, &str)]) -> Result<RankInfo, Error> {
     RankInfo::from_vars(&|name| {
@@ -256,9 +256,12 @@ fn a_launcher_without_a_secret_is_told_which_one_to_set() {
     let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
     let ranks = [("RANK", "1"), ("WORLD_SIZE", "2")];
     assert_eq!(rank_info(&[&ranks[..], &meeting].concat()).unwrap().secret, None);
-    let short = [("COLOSSAL_JOB_SECRET", "123")];
+    let short = [("COLOSSAL_JOB_SECRET", "too short")];
     let error = rank_info(&[&ranks[..], &meeting, &short].concat()).unwrap_err().to_string();
-    assert!(error.contains("COLOSSAL_JOB_SECRET has 3 characters"), "{error}");
+    assert!(
+        error.contains("COLOSSAL_JOB_SECRET has 9 characters") && !error.contains("too short"),
+        "{error}"
+    );
 }
 
 #[test]

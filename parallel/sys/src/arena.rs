@@ -95,9 +95,9 @@ impl Arena {
     /// Reserves address space on a device, rounded up to its [granularity](Driver::granularity).
     pub fn reserve_on(driver: &Arc<Driver>, bytes: usize) -> Result<Arc<Self>, Error> {
         let len = bytes.max(1).next_multiple_of(driver.granularity());
-        let start = driver.reserve(len)?;
-        let start = NonNull::new(start as *mut u8).expect("reserved addresses do not begin at null");
-        Ok(Arc::new(Self::at(start, len, Some(Mapped::new(driver)))))
+        let address = driver.reserve(len)?;
+        let start = NonNull::new(address as *mut u8).expect("reserved addresses do not begin at null");
+        Ok(Arc::new(Self::at(start, len, Some(Mapped::new(driver, address, len)))))
     }
 
     fn at(start: NonNull<u8>, len: usize, mapped: Option<Mapped>) -> Self {
@@ -191,7 +191,7 @@ impl Arena {
     pub fn release(&self, range: Range<usize>) -> Result<(), Error> {
         self.check_range("release", &range)?;
         if let Some(mapped) = &self.mapped {
-            return mapped.release(self, range);
+            return mapped.release(range);
         }
         let page = page_bytes();
         let inside = range.start.next_multiple_of(page)..range.end / page * page;
@@ -223,7 +223,7 @@ impl Arena {
             return Ok(());
         }
         if let (Some(mapped), Some(others)) = (&self.mapped, &other.mapped) {
-            return mapped.move_memory(self, range, (other, others), from);
+            return mapped.move_memory(range, others, from);
         }
 
         let (source, target) = (other.address(from.start), self.address(range.start).cast::<c_void>());
@@ -293,7 +293,7 @@ impl Arena {
     pub fn commit(&self, range: Range<usize>) -> Result<(), Error> {
         self.check_range("commit", &range)?;
         if let Some(mapped) = &self.mapped {
-            return mapped.commit(self, range);
+            return mapped.commit(range);
         }
         let pages = outer_pages(&range);
         if pages.is_empty() {
@@ -409,7 +409,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         // What the driver refuses now goes when the process ends.
         if let Some(mapped) = &self.mapped {
-            let _ = mapped.free(self);
+            let _ = mapped.free();
             return;
         }
         if self.is_lost.load(Ordering::SeqCst) {

@@ -23,15 +23,9 @@ mod request;
 mod threads;
 mod uring;
 
-pub use file::{DiskFile, free_bytes};
+pub use file::{BLOCK_BYTES, DiskFile, REQUEST_BYTES, free_bytes};
 pub use queue::{DiskQueue, Transfer};
-
-/// The largest request in bytes.
-pub const REQUEST_BYTES: usize = 1 << 20;
-/// The largest number of requests in flight.
-pub const QUEUE_DEPTH: usize = 64;
-/// What offsets, lengths and addresses of direct I/O are multiples of, in bytes.
-pub const BLOCK_BYTES: usize = 4096;
+pub use uring::QUEUE_DEPTH;
 
 #[cfg(test)]
 mod tests;

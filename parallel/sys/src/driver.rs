@@ -13,15 +13,16 @@
 //! accelerator of the tests has functions of the same names. (cudarc's driver module would load the whole
 //! interface, and from `libcuda` only.)
 
+mod copy;
+
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
-use std::ops::Range;
+use std::fmt::{self, Debug};
 use std::ptr;
 use std::sync::Arc;
 
 use tch::Device;
 
 use crate::Error;
-use crate::arena::Arena;
 
 /// An address on the device.
 type Address = u64;
@@ -146,8 +147,8 @@ unsafe impl Send for Driver {}
 // SAFETY: as above; the fields never change.
 unsafe impl Sync for Driver {}
 
-impl std::fmt::Debug for Driver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver").field("device", &self.device).finish_non_exhaustive()
     }
 }
@@ -222,41 +223,6 @@ impl Driver {
     pub fn mark(self: &Arc<Self>) -> Result<Event, Error> {
         self.enter()?;
         self.record(COMPUTE, None)
-    }
-
-    /// Starts to copy `from` of an arena of this device to the start of `to`, which is
-    /// [pinned](Arena::pin), after all operations that torch has queued so far.
-    pub fn start_copy_to_host(
-        self: &Arc<Self>,
-        from: (&Arc<Arena>, Range<usize>),
-        to: &Arc<Arena>,
-    ) -> Result<Event, Error> {
-        let computed = self.mark()?;
-        let ends = [Arc::clone(from.0), Arc::clone(to)];
-        let (device, host, bytes) = endpoints("copy_to_host", from, to)?;
-        // SAFETY: both ranges lie in their arenas, which the event keeps.
-        unsafe {
-            self.check("cuStreamWaitEvent", (self.functions.stream_wait)(self.to_host, computed.raw, 0))?;
-            let code = (self.functions.copy_to_host)(host, device, bytes, self.to_host);
-            self.check("cuMemcpyDtoHAsync", code)?;
-        }
-        self.record(self.to_host, Some(ends))
-    }
-
-    /// Starts to copy the start of `from`, which is [pinned](Arena::pin), to a range of an arena of this
-    /// device that no operation uses. Torch may use it after [`Event::join`].
-    pub fn start_copy_to_device(
-        self: &Arc<Self>,
-        from: &Arc<Arena>,
-        to: (&Arc<Arena>, Range<usize>),
-    ) -> Result<Event, Error> {
-        self.enter()?;
-        let ends = [Arc::clone(to.0), Arc::clone(from)];
-        let (device, host, bytes) = endpoints("copy_to_device", to, from)?;
-        // SAFETY: as above.
-        let code = unsafe { (self.functions.copy_to_device)(device, host, bytes, self.to_device) };
-        self.check("cuMemcpyHtoDAsync", code)?;
-        self.record(self.to_device, Some(ends))
     }
 
     /// Reserves address space.
@@ -347,13 +313,13 @@ impl Driver {
         self.check("cuCtxSetCurrent", unsafe { (self.functions.set_context)(self.context) })
     }
 
-    fn record(self: &Arc<Self>, stream: *mut c_void, ends: Option<[Arc<Arena>; 2]>) -> Result<Event, Error> {
+    fn record(self: &Arc<Self>, stream: *mut c_void, copied: Option<Copied>) -> Result<Event, Error> {
         let mut raw = ptr::null_mut();
         // SAFETY: a place for the event, which the value owns from here on, and a live stream.
         unsafe {
             let code = (self.functions.create_event)(&raw mut raw, WITHOUT_TIME);
             self.check("cuEventCreate", code)?;
-            let event = Event { driver: Arc::clone(self), raw, ends };
+            let event = Event { driver: Arc::clone(self), raw, copied };
             self.check("cuEventRecord", (self.functions.record_event)(event.raw, stream))?;
             Ok(event)
         }
@@ -386,16 +352,6 @@ impl Driver {
     }
 }
 
-/// The addresses of a range on the device and of the start of a pinned arena, and the bytes of the range.
-fn endpoints(
-    call: &'static str,
-    (device, range): (&Arc<Arena>, Range<usize>),
-    host: &Arena,
-) -> Result<(Address, *mut c_void, usize), Error> {
-    let bytes = range.len();
-    Ok((device.device_address(call, &range)?, host.host_address(call, 0..bytes)?.cast(), bytes))
-}
-
 /// The number of a device in tch, which keeps it to itself.
 pub(crate) fn device_number(device: Device) -> i32 {
     match device {
@@ -413,14 +369,16 @@ pub(crate) struct Physical {
     pub(crate) bytes: usize,
 }
 
-/// A point in the work of the device. The event of a copy keeps both arenas, and waits for the copy when it
-/// is dropped.
+/// The owners of the memory at both ends of a copy.
+type Copied = Box<dyn Debug + Send + Sync>;
+
+/// A point in the work of the device. The event of a copy keeps the memory at both ends, and waits for
+/// the copy when it is dropped.
 #[derive(Debug)]
 pub struct Event {
     driver: Arc<Driver>,
     raw: *mut c_void,
-    /// The arenas of a copy.
-    ends: Option<[Arc<Arena>; 2]>,
+    copied: Option<Copied>,
 }
 
 // SAFETY: an event may be used on any thread.
@@ -458,7 +416,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.ends.is_some() {
+        if self.copied.is_some() {
             // A driver that refuses this call has lost the device, and copies nothing any more.
             let _ = self.wait();
         }

@@ -6,12 +6,15 @@
 //! large temporary costs one page fault per 4 KiB. [`keep_large_buffers`] makes the heap keep such buffers.
 
 mod available;
+mod field;
 
 use std::ffi::CStr;
 use std::fmt;
 use std::io;
 
 pub use available::available_bytes;
+
+use field::read_bytes;
 
 /// A setting that the C library rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,13 +109,6 @@ pub fn anonymous_rss_bytes() -> u64 {
 /// The memory of this machine in bytes; `None` if the system does not report it.
 pub fn total_bytes() -> Option<u64> {
     read_bytes("/proc/meminfo", "MemTotal:")
-}
-
-/// Reads a field in KiB from a file of `/proc`, as bytes.
-fn read_bytes(path: &str, field: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let value = text.lines().find_map(|line| line.strip_prefix(field))?;
-    Some(value.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 
 #[cfg(test)]

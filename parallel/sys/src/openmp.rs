@@ -8,7 +8,7 @@
 //! the region until the last one arrives. If another process holds one of the cores, the threads spin while
 //! the one that they wait for has no core. This runtime differs in two points:
 //!
-//! 1. A thread that waits spins for [`pool::SPIN`] and then sleeps, so its core is free for a thread that has
+//! 1. A thread that waits spins for [`futex::SPIN`] and then sleeps, so its core is free for a thread that has
 //!    work.
 //! 2. The thread that opened the region does the shares that no other thread has begun when it has finished
 //!    its own.
@@ -17,6 +17,7 @@
 //! |---|---|
 //! | [`pool`] | threads, the start and end of a region |
 //! | [`team`] | what the members of a region share: barrier, loops, sections, ordered blocks |
+//! | [`thread`] | what a thread knows: its place, and the size of its next regions |
 //! | [`futex`] | waiting on a word of memory |
 //!
 //! A share of the work belongs to a number and not to a thread, so results are the same bits as with libgomp.
@@ -30,8 +31,9 @@ mod pool;
 mod team;
 #[cfg(test)]
 mod tests;
+mod thread;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -39,49 +41,11 @@ use std::sync::OnceLock;
 use futex::Lock;
 use pool::{Pool, Region};
 use team::{Loop, Member, Team};
+use thread::{MEMBER, THREADS, processors, run_as, with_member};
 
 thread_local! {
-    /// How many members the next region of this thread has, if the region does not say it.
-    static THREADS: Cell<u32> = Cell::new(initial_threads());
-    /// The region that this thread is in.
-    static MEMBER: Cell<Member> = const { Cell::new(Member::OUTSIDE) };
     /// The threads that help this thread.
     static POOL: RefCell<Pool> = const { RefCell::new(Pool::new()) };
-}
-
-/// `OMP_NUM_THREADS`, or the number of processors that this process may use.
-fn initial_threads() -> u32 {
-    static THREADS: OnceLock<u32> = OnceLock::new();
-    *THREADS.get_or_init(|| {
-        let set = std::env::var("OMP_NUM_THREADS").ok().and_then(|text| text.trim().parse().ok());
-        set.filter(|&threads| threads > 0).unwrap_or_else(processors)
-    })
-}
-
-fn processors() -> u32 {
-    std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
-}
-
-/// Runs `body` as `member` of a region; afterwards the thread is where it was before.
-fn run_as(member: Member, body: impl FnOnce()) {
-    let outer = MEMBER.replace(member);
-    body();
-    MEMBER.set(outer);
-}
-
-/// Calls `body` with this thread's place in its region. Outside every region the thread is the only member of
-/// a team of its own.
-fn with_member<T>(body: impl FnOnce(&mut Member, &Team) -> T) -> T {
-    thread_local! {
-        static ALONE: Team = const { Team::new() };
-    }
-    let mut member = MEMBER.get();
-    let result = match member.team() {
-        Some(team) => body(&mut member, team),
-        None => ALONE.with(|team| body(&mut member, team)),
-    };
-    MEMBER.set(member);
-    result
 }
 
 /// Writes the iterations that a member received to the places that the caller gave.

@@ -112,7 +112,7 @@ impl SharedMemory {
             )
         };
         if start == libc::MAP_FAILED {
-            return Err(failed("mmap", &std::io::Error::last_os_error()));
+            return Err(file::failed("mmap", &std::io::Error::last_os_error()));
         }
         let start = start.cast();
         let memory = Self { file, start, rank, size, timeout, barriers: 0, calls: 0, buffer_index: 0 };
@@ -541,10 +541,6 @@ fn is_alive(process: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
     !state.is_empty() && !state.starts_with(['Z', 'X'])
-}
-
-fn failed(call: &str, error: &std::io::Error) -> Error {
-    Error::Shared { call: call.to_owned(), problem: error.to_string() }
 }
 
 fn missing(rank: usize, problem: &str) -> Error {

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Arena;
 use crate::Error;
 use crate::driver::{Driver, Physical};
 
@@ -13,24 +12,28 @@ use crate::driver::{Driver, Physical};
 #[derive(Debug)]
 pub(super) struct Mapped {
     pub(super) driver: Arc<Driver>,
+    /// The address of the arena on the device.
+    start: u64,
+    /// The length of the arena in bytes.
+    len: usize,
     /// By their offset in the arena.
     pieces: Mutex<BTreeMap<usize, Physical>>,
 }
 
 impl Mapped {
-    pub(super) fn new(driver: &Arc<Driver>) -> Self {
-        Self { driver: Arc::clone(driver), pieces: Mutex::default() }
+    pub(super) fn new(driver: &Arc<Driver>, start: u64, len: usize) -> Self {
+        Self { driver: Arc::clone(driver), start, len, pieces: Mutex::default() }
     }
 
     /// Maps new memory behind a range that has none. What it holds is undefined.
-    pub(super) fn commit(&self, arena: &Arena, range: Range<usize>) -> Result<(), Error> {
+    pub(super) fn commit(&self, range: Range<usize>) -> Result<(), Error> {
         let physical = self.driver.create(range.len())?;
-        self.map(arena, range.start, physical)
+        self.map(range.start, physical)
     }
 
     /// Gives the memory of a range back, which was committed or moved as a whole, or has none.
-    pub(super) fn release(&self, arena: &Arena, range: Range<usize>) -> Result<(), Error> {
-        match self.take(arena, &range)? {
+    pub(super) fn release(&self, range: Range<usize>) -> Result<(), Error> {
+        match self.take(&range)? {
             Some(physical) => self.driver.release(&physical),
             None => Ok(()),
         }
@@ -39,14 +42,13 @@ impl Mapped {
     /// Moves the memory of `from` of another arena to `range`.
     pub(super) fn move_memory(
         &self,
-        arena: &Arena,
         range: Range<usize>,
-        (other, others): (&Arena, &Self),
+        others: &Self,
         from: Range<usize>,
     ) -> Result<(), Error> {
-        match others.take(other, &from)? {
-            Some(physical) => self.map(arena, range.start, physical),
-            None => self.release(arena, range),
+        match others.take(&from)? {
+            Some(physical) => self.map(range.start, physical),
+            None => self.release(range),
         }
     }
 
@@ -55,9 +57,9 @@ impl Mapped {
         self.lock().range(range).map(|(_, physical)| physical.bytes).sum()
     }
 
-    fn map(&self, arena: &Arena, offset: usize, physical: Physical) -> Result<(), Error> {
+    fn map(&self, offset: usize, physical: Physical) -> Result<(), Error> {
         let mut pieces = self.lock();
-        if let Err(error) = self.driver.map(arena.address(offset).addr() as u64, &physical) {
+        if let Err(error) = self.driver.map(self.address(offset), &physical) {
             self.driver.release(&physical)?;
             return Err(error);
         }
@@ -66,24 +68,28 @@ impl Mapped {
     }
 
     /// Unmaps the memory of a range.
-    fn take(&self, arena: &Arena, range: &Range<usize>) -> Result<Option<Physical>, Error> {
+    fn take(&self, range: &Range<usize>) -> Result<Option<Physical>, Error> {
         let mut pieces = self.lock();
         let Some(physical) = pieces.get(&range.start) else { return Ok(None) };
         if physical.bytes != range.len() {
             let problem = format!("{range:?} has memory of {} bytes, which stays whole", physical.bytes);
-            return Err(Error::Arena { call: "release", arena: arena.len(), problem });
+            return Err(Error::Arena { call: "release", arena: self.len, problem });
         }
-        self.driver.unmap(arena.address(range.start).addr() as u64, range.len())?;
+        self.driver.unmap(self.address(range.start), range.len())?;
         Ok(pieces.remove(&range.start))
     }
 
     /// Gives everything back, with the address space.
-    pub(super) fn free(&self, arena: &Arena) -> Result<(), Error> {
+    pub(super) fn free(&self) -> Result<(), Error> {
         self.driver.mark()?.wait()?;
         let ranges: Vec<Range<usize>> =
             self.lock().iter().map(|(&offset, physical)| offset..offset + physical.bytes).collect();
-        ranges.into_iter().try_for_each(|range| self.release(arena, range))?;
-        self.driver.free_addresses(arena.address(0).addr() as u64, arena.len())
+        ranges.into_iter().try_for_each(|range| self.release(range))?;
+        self.driver.free_addresses(self.start, self.len)
+    }
+
+    fn address(&self, offset: usize) -> u64 {
+        self.start + offset as u64
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Physical>> {

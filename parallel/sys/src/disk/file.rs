@@ -12,9 +12,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::{BLOCK_BYTES, REQUEST_BYTES};
 use crate::Error;
 use crate::arena::{Arena, page_bytes};
+
+/// What offsets, lengths and addresses of direct I/O are multiples of, in bytes.
+pub const BLOCK_BYTES: usize = 4096;
+/// The largest request in bytes.
+pub const REQUEST_BYTES: usize = 1 << 20;
 
 /// A file that a [`DiskQueue`](super::DiskQueue) reads and writes.
 #[derive(Debug)]

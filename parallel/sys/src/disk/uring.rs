@@ -8,8 +8,10 @@ use std::io;
 
 use io_uring::{IoUring, Probe, opcode, types};
 
-use super::QUEUE_DEPTH;
 use super::request::{Operation, Request};
+
+/// The largest number of requests in flight.
+pub const QUEUE_DEPTH: usize = 64;
 
 /// A ring and the requests that the kernel holds.
 pub(super) struct Uring {

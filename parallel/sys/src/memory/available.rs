@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::read_bytes;
+use super::field::read_bytes;
 
 /// The files of a control group: limit, usage, and the names in `memory.stat` of its pages of files.
 struct Version {

@@ -1,6 +1,30 @@
-//! Waiting on a word of memory: `futex(2)` within one process, and a lock made of it.
+//! Waiting on a word of memory: spinning, `futex(2)` within one process, and a lock made of it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a thread spins before it sleeps. Sleeping and waking takes 5 to 50 microseconds, so a shorter
+/// time makes regions that follow each other slower. A longer time keeps a core from the thread that is
+/// waited for. Tried on an AMD EPYC (Zen 4, two threads) alone, from 10 to 2000 microseconds: beside a busy
+/// process, 10 to 50 are the fastest; without one, 50 and 200 differ by 5 % in decoding and not in training.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// Spins while `is_pending`, for [`SPIN`] at most. Returns whether it still is.
+pub(super) fn spin_while(is_pending: impl Fn() -> bool) -> bool {
+    if !is_pending() {
+        return false;
+    }
+    let start = Instant::now();
+    while start.elapsed() < SPIN {
+        for _ in 0..16 {
+            std::hint::spin_loop();
+            if !is_pending() {
+                return false;
+            }
+        }
+    }
+    is_pending()
+}
 
 /// Sleeps until another thread calls [`wake`], unless `word` is no longer `value`. May return for no reason.
 pub(super) fn sleep(word: &AtomicU32, value: u32) {

@@ -20,19 +20,13 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
 
+use super::futex::{self, spin_while};
 use super::team::{Member, Team};
-use super::{THREADS, futex, run_as};
+use super::thread::{THREADS, run_as};
 
 /// The body of a region, which the compiler made of the block after `#pragma omp parallel`.
 pub(super) type Region = unsafe extern "C" fn(*mut c_void);
-
-/// How long a thread spins before it sleeps. Sleeping and waking takes 5 to 50 microseconds, so a shorter
-/// time makes regions that follow each other slower. A longer time keeps a core from the thread that is
-/// waited for. Tried on an AMD EPYC (Zen 4, two threads) alone, from 10 to 2000 microseconds: beside a busy
-/// process, 10 to 50 are the fastest; without one, 50 and 200 differ by 5 % in decoding and not in training.
-pub(super) const SPIN: Duration = Duration::from_micros(50);
 
 /// The stack of a worker, which is the usual one of a main thread. Only pages that are used take memory.
 const STACK_BYTES: usize = 8 << 20;
@@ -43,23 +37,6 @@ const OFFERED: u32 = 2;
 const TAKEN: u32 = 3;
 const AWAITED: u32 = 4;
 const STOPPED: u32 = 5;
-
-/// Spins while `is_pending`, for [`SPIN`] at most. Returns whether it still is.
-pub(super) fn spin_while(is_pending: impl Fn() -> bool) -> bool {
-    if !is_pending() {
-        return false;
-    }
-    let start = Instant::now();
-    while start.elapsed() < SPIN {
-        for _ in 0..16 {
-            std::hint::spin_loop();
-            if !is_pending() {
-                return false;
-            }
-        }
-    }
-    is_pending()
-}
 
 /// A share of a region: what one member does.
 #[derive(Clone, Copy)]

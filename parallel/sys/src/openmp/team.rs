@@ -9,8 +9,7 @@ use std::ffi::c_long;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::futex;
-use super::pool::spin_while;
+use super::futex::{self, spin_while};
 
 /// A thread's place in a region.
 #[derive(Clone, Copy)]

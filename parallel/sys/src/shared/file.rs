@@ -11,7 +11,6 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::MetadataExt;
 
-use super::failed;
 use crate::Error;
 
 /// The file can neither shrink nor grow, so no rank reads beyond its end.
@@ -92,6 +91,11 @@ fn check(file: &File, name: &str, length: usize) -> Result<(), String> {
         return Err(format!("it has {found} bytes and must have {length}"));
     }
     Ok(())
+}
+
+/// The error of a system call.
+pub(super) fn failed(call: &str, error: &io::Error) -> Error {
+    Error::Shared { call: call.to_owned(), problem: error.to_string() }
 }
 
 #[cfg(test)]
