@@ -30,10 +30,10 @@ use self::accumulate::Accumulation;
 use self::params::{HeldShards, ParamState, Stores, add_missing_grads, param_states};
 use self::update::{ChunkUpdate, StepNumbers};
 use crate::chunk::manager::ChunkManager;
-use crate::chunk::store::residency_error;
+use crate::error::residency_error;
 use crate::optimizer::{norms, total_norm};
 use crate::reducer::Reducer;
-use crate::replicas::{self, check_replicas};
+use crate::replicas;
 use crate::{Error, TrainConfig, ZeroStage, lr_scheduler};
 
 pub(crate) use self::params::StateTensor;
@@ -413,12 +413,7 @@ impl Engine {
     /// bits. All ranks call this.
     pub fn check_replicas<M: Segmented>(&self, model: &M) -> Result<(), Error> {
         self.finish_updates()?;
-        check_replicas(model, Some(self), &self.groups)
-    }
-
-    /// The hashes of the optimizer's tensors.
-    pub(crate) fn state_copies(&self) -> Result<Vec<replicas::Copy<'_>>, Error> {
-        self.stores.copies(&self.param_states)
+        replicas::check_all(model, || self.stores.copies(&self.param_states), &self.groups)
     }
 
     /// The manager of the memory of the optimizer's state.

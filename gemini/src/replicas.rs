@@ -16,7 +16,7 @@ use parallel::residency::{Access, HeldWeights, Residency, WeightStore, Weights};
 use parallel::{Parameter, ProcessGroups, Segmented};
 use tch::{Kind, Tensor, no_grad};
 
-use crate::{Engine, Error};
+use crate::Error;
 
 /// The elements of a tensor that are hashed at a time.
 const PIECE_ELEMENTS: i64 = 1 << 18;
@@ -37,20 +37,23 @@ impl Copy<'_> {
     }
 }
 
-/// Checks that all copies of the weights of `model` are equal, frozen ones included, and those of its
-/// optimizer's state if it has an `engine`. Every rank calls this, and gets the same error.
-pub fn check_replicas<M: Segmented>(
-    model: &M,
-    engine: Option<&Engine>,
+/// Checks that all copies of the weights of `model` are equal, frozen ones included. Every rank calls
+/// this, and gets the same error.
+pub fn check_replicas<M: Segmented>(model: &M, groups: &ProcessGroups) -> Result<(), Error> {
+    check_all(model, || Ok(Vec::new()), groups)
+}
+
+/// Checks the weights of `model` as [`check_replicas`] does, and the tensors that its optimizer keeps.
+pub(crate) fn check_all<'a, M: Segmented>(
+    model: &'a M,
+    optimizer: impl FnOnce() -> Result<Vec<Copy<'a>>, Error>,
     groups: &ProcessGroups,
 ) -> Result<(), Error> {
     if groups.world().size() == 1 {
         return Ok(());
     }
     let mut copies = weight_copies(model.parameters(), model.weight_store().map(|store| &**store))?;
-    if let Some(engine) = engine {
-        copies.extend(engine.state_copies()?);
-    }
+    copies.extend(optimizer()?);
     match first_difference(&copies, groups)? {
         None => Ok(()),
         Some((name, rank, other)) => Err(Error::ReplicasDrifted { name, rank, other }),

@@ -255,9 +255,9 @@ impl<'a> Ppo<'a> {
         if let Some(critic) = &self.critic {
             critic.engine.check_replicas(critic.model)?;
         }
-        gemini::check_replicas(self.models.reference, None, &self.groups)?;
+        gemini::check_replicas(self.models.reference, &self.groups)?;
         let mut rewards = self.models.reward_models.iter();
-        Ok(rewards.try_for_each(|reward| gemini::check_replicas(*reward, None, &self.groups))?)
+        Ok(rewards.try_for_each(|reward| gemini::check_replicas(*reward, &self.groups))?)
     }
 
     /// Writes the policy, the critic and the state of both optimizers after `iteration`.

@@ -16,125 +16,41 @@
 //!
 //! This module knows no parameter and no model.
 
+mod bring;
 mod budget;
+mod chunk;
 mod freed;
 mod host;
+mod pinned;
 mod prefetch;
 mod room;
+mod state;
 mod tensors;
 mod transfers;
 
 use std::cell::Cell;
-use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use parallel::ProcessGroups;
 use parallel::arena::Arena;
-use parallel::disk::{DiskFile, DiskQueue, Transfer};
-use parallel::driver::{Driver, Event};
+use parallel::disk::DiskQueue;
+use parallel::driver::Driver;
 use parallel::error_class::NO_MEMORY_FOR_TENSOR;
 use tch::{Device, Kind};
 
+use self::bring::Brought;
 pub use self::budget::{Budget, Traffic};
-use self::freed::FreedMemory;
-use self::host::{HostCopy, HostTier};
+use self::chunk::{Backing, Chunk, IsCleared, Memory};
+pub(crate) use self::chunk::{ChunkId, Fill, ScratchPlace};
+use self::pinned::HostTier;
 use self::room::Tenant;
+use self::state::State;
 use self::tensors::TensorMemory;
 use super::layout::SHARD_ALIGNMENT;
-use super::trace::Trace;
 use crate::placement::PlacementPolicy;
 use crate::{Error, ZeroStage};
-
-/// A chunk of a [`ChunkManager`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct ChunkId(usize);
-
-impl ChunkId {
-    #[cfg(test)]
-    pub(super) fn of(number: usize) -> Self {
-        Self(number)
-    }
-}
-
-/// Fills a chunk with its values. It is called when the chunk is fetched and was never written.
-pub(crate) type Fill = Box<dyn Fn() -> Result<(), parallel::Error> + Send>;
-
-/// What is left to do when chunks are in memory.
-struct Brought {
-    /// These fill some of the chunks.
-    sources: Vec<(ChunkId, Arc<Mutex<Fill>>)>,
-    /// Whether reading ahead has to wait until something is written.
-    prefetch_waits: bool,
-}
-
-/// Where the values of a chunk are while it is not in memory.
-enum Backing {
-    /// It has no values yet: it reads as zeros.
-    Zeros,
-    /// They can be computed or read again, from the file of a frozen model for example.
-    Source(Arc<Mutex<Fill>>),
-    /// In the scratch file.
-    Scratch,
-}
-
-/// Whether a chunk has memory.
-#[derive(Debug)]
-enum Memory {
-    /// It has none.
-    Absent,
-    /// Its values are in memory.
-    Resident,
-    /// They are being read.
-    Reading(Moving),
-    /// They are in memory and being written, after which the memory can be given back.
-    Writing(Moving),
-}
-
-/// The way of values that are read or written.
-#[derive(Debug)]
-enum Moving {
-    /// From or to the disk. A chunk of a device is in a buffer of the host at the other end.
-    Disk(Transfer),
-    /// Between a device and a buffer of the host.
-    Device(Arc<Event>),
-}
-
-impl Moving {
-    fn is_done(&self, queue: &mut DiskQueue) -> Result<bool, Error> {
-        Ok(match self {
-            Self::Disk(transfer) => queue.is_done(transfer)?,
-            Self::Device(event) => event.is_done()?,
-        })
-    }
-}
-
-struct Chunk {
-    arena: Arc<Arena>,
-    range: Range<usize>,
-    /// The place of its values in a scratch file, if they change.
-    scratch: Option<ScratchPlace>,
-    backing: Backing,
-    /// Of a chunk of a device: its values in memory of the host, as they were when it left.
-    copy: Option<HostCopy>,
-    memory: Memory,
-    /// Whether the values in memory exist nowhere else.
-    is_dirty: bool,
-    /// Whether it is in memory for a later moment, and was not used since it was read.
-    is_ahead: bool,
-    /// Whether it never leaves memory.
-    stays: bool,
-    pins: usize,
-}
-
-/// A place in a scratch file.
-#[derive(Clone, Debug)]
-pub(crate) struct ScratchPlace {
-    pub(crate) file: Arc<DiskFile>,
-    /// In bytes.
-    pub(crate) offset: u64,
-}
 
 /// The chunks of all models of a process.
 pub struct ChunkManager {
@@ -143,38 +59,6 @@ pub struct ChunkManager {
     state: Mutex<State>,
     /// Wakes the thread that reads ahead; `None` if nothing is read ahead.
     wake_prefetch: Option<SyncSender<()>>,
-}
-
-#[derive(Default)]
-struct State {
-    chunks: HashMap<ChunkId, Chunk>,
-    next_id: usize,
-    /// The ids of chunks that are gone.
-    free_ids: BTreeSet<ChunkId>,
-    resident_bytes: usize,
-    /// What chunks and tensors may take; 0 without a budget.
-    device_bytes: usize,
-    freed: FreedMemory,
-    tensors: TensorMemory,
-    /// The tier of the host; only for the chunks of a device.
-    host: Option<HostTier>,
-    /// Whether copies of chunks go on to the disk as soon as they are in memory of the host.
-    leaves_host: bool,
-    /// What tensors will hold when the last request for memory is served.
-    promised_bytes: usize,
-    queue: Option<DiskQueue>,
-    trace: Trace,
-    traffic: Traffic,
-    /// What failed on the thread that reads ahead. The next fetch reports it.
-    failure: Option<Error>,
-}
-
-/// Whether memory that a chunk gets reads as zeros.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum IsCleared {
-    Yes,
-    /// What it holds is undefined.
-    No,
 }
 
 /// Other processes that take memory make the budget smaller in steps of one part in this number.
@@ -224,7 +108,8 @@ impl ChunkManager {
         if manager.wake_prefetch.is_some() {
             let weak = Arc::downgrade(&manager);
             let thread = std::thread::Builder::new().name("prefetch".to_owned());
-            thread.spawn(move || prefetch::run_thread(&weak, &woken)).map_err(Error::Thread)?;
+            let continue_prefetch = move || weak.upgrade().is_some_and(|manager| manager.continue_prefetch());
+            thread.spawn(move || prefetch::run_thread(&woken, continue_prefetch)).map_err(Error::Thread)?;
         }
         let weak = Arc::downgrade(&manager);
         let tensors = TensorMemory::watch(
@@ -528,93 +413,5 @@ impl std::ops::DerefMut for Locked<'_> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         IS_MANAGING.set(false);
-    }
-}
-
-impl Chunk {
-    fn has_memory(&self) -> bool {
-        !matches!(self.memory, Memory::Absent)
-    }
-
-    /// Whether it may leave memory now.
-    fn is_evictable(&self) -> bool {
-        self.pins == 0 && !self.stays && matches!(self.memory, Memory::Resident)
-    }
-
-    /// Whether its memory is given back as soon as it is written.
-    fn is_leaving(&self) -> bool {
-        self.pins == 0 && matches!(self.memory, Memory::Writing(_))
-    }
-}
-
-impl State {
-    /// The lowest id that is free. A store that each step makes anew gets the ids of the last step, by which
-    /// the order of use knows its chunks.
-    fn new_id(&mut self) -> ChunkId {
-        self.free_ids.pop_first().unwrap_or_else(|| {
-            self.next_id += 1;
-            ChunkId(self.next_id - 1)
-        })
-    }
-
-    fn chunk(&mut self, id: ChunkId) -> &mut Chunk {
-        self.chunks.get_mut(&id).expect("the chunk is registered")
-    }
-
-    /// Makes pinned chunks resident.
-    fn bring(&mut self, budget: &Budget, ids: &[ChunkId], writes: bool) -> Result<Brought, Error> {
-        let mut sources = Vec::new();
-        match self.start_bringing(budget, ids, writes, &mut sources) {
-            Ok(prefetch_waits) => Ok(Brought { sources, prefetch_waits }),
-            Err(error) => {
-                // Nobody fills them any more.
-                sources.into_iter().try_for_each(|(id, _)| self.drop_memory(id))?;
-                Err(error)
-            }
-        }
-    }
-
-    /// Makes pinned chunks resident, but for those that the caller fills from `sources`. Returns whether
-    /// reading ahead has to wait until something is written.
-    fn start_bringing(
-        &mut self,
-        budget: &Budget,
-        ids: &[ChunkId],
-        writes: bool,
-        sources: &mut Vec<(ChunkId, Arc<Mutex<Fill>>)>,
-    ) -> Result<bool, Error> {
-        self.drop_written()?;
-        let mut absent: Vec<ChunkId> =
-            ids.iter().copied().filter(|id| !self.chunks[id].has_memory()).collect();
-        absent.dedup();
-        let needed: usize = absent.iter().map(|id| self.chunks[id].range.len()).sum();
-        if needed > 0 {
-            self.make_room(budget, needed, Tenant::Chunk)?;
-        }
-
-        for id in absent {
-            match &self.chunks[&id].backing {
-                _ if self.chunks[&id].copy.is_some() => self.start_read(id)?,
-                Backing::Source(fill) => {
-                    let fill = Arc::clone(fill);
-                    self.count_fetch(id);
-                    self.take_memory(id, IsCleared::Yes)?;
-                    sources.push((id, fill));
-                }
-                Backing::Zeros => self.take_memory(id, IsCleared::Yes)?,
-                Backing::Scratch => self.start_read(id)?,
-            }
-        }
-        self.note_peak();
-        // What the next moments need is read while this one waits and computes.
-        let prefetch_waits = self.read_ahead(budget)?;
-        for &id in ids {
-            self.finish_transfer(id)?;
-            self.chunk(id).is_dirty |= writes;
-            if writes {
-                self.drop_copy(id)?;
-            }
-        }
-        Ok(prefetch_waits)
     }
 }

@@ -11,28 +11,25 @@
 //! If the chunks are sharded ([`crate::zero`]), this rank's shard is one piece for the manager, and the
 //! others are further pieces, which are in memory for a short time only.
 
-mod memory;
+pub mod memory;
 mod residency;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use parallel::arena::{Arena, HUGE_PAGE_BYTES, page_bytes};
+use parallel::comm::PendingCollective;
 use parallel::disk::DiskFile;
-use parallel::residency::{Access, ModelPart, WeightSource};
+use parallel::residency::{Access, ModelPart, WeightSource, WeightUpdate};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use self::residency::{DeferredUpdate, ShardedChunk};
 use super::layout::{ChunkLayout, ChunkSpec};
 use super::manager::{ChunkId, ChunkManager, ScratchPlace};
+use super::state::ChunkState;
 use crate::Error;
 use crate::placement::PlacementPolicy;
 use crate::zero::{Kept, Sharding};
-
-pub use self::memory::WeightMemory;
-pub(crate) use self::memory::chunk_layout;
-pub(crate) use self::residency::residency_error;
 
 /// The place of one tensor of a store.
 #[derive(Clone, Debug)]
@@ -88,6 +85,27 @@ impl Pieces {
     fn all(&self) -> Vec<ChunkId> {
         std::iter::once(self.own).chain(self.others.iter().copied()).collect()
     }
+}
+
+/// A chunk of sharded weights.
+#[derive(Debug, Default)]
+struct ShardedChunk {
+    state: ChunkState,
+    /// How many have fetched or prefetched it.
+    holders: usize,
+    /// Whether the shards of other ranks are in memory, too.
+    is_whole: bool,
+    /// The all-gather that runs.
+    gathering: Option<PendingCollective>,
+}
+
+/// An update that runs before one of its weights is used.
+struct DeferredUpdate {
+    /// The weights, by index, which are held while it runs.
+    params: Vec<usize>,
+    /// The chunks that hold them.
+    chunks: BTreeSet<usize>,
+    run: WeightUpdate,
 }
 
 /// The place of the chunks of a store that are not in memory.

@@ -160,11 +160,11 @@ mod tests {
     }
 
     fn record_one(trace: &mut Trace, chunk: usize, tensor_bytes: usize) {
-        trace.record(std::iter::once((ChunkId::of(chunk), 1)), false, tensor_bytes);
+        trace.record(std::iter::once((ChunkId(chunk), 1)), false, tensor_bytes);
     }
 
     fn next_uses(trace: &Trace) -> [Option<usize>; 3] {
-        [0, 1, 2].map(|id| trace.next_use(ChunkId::of(id)))
+        [0, 1, 2].map(|id| trace.next_use(ChunkId(id)))
     }
 
     #[test]
@@ -190,8 +190,8 @@ mod tests {
         trace.end_step(0);
         // 9 is new, and 1 is left out.
         record(&mut trace, &[0, 9, 2]);
-        assert_eq!(trace.next_use(ChunkId::of(3)), Some(0));
-        assert_eq!(trace.next_use(ChunkId::of(9)), None);
+        assert_eq!(trace.next_use(ChunkId(3)), Some(0));
+        assert_eq!(trace.next_use(ChunkId(9)), None);
     }
 
     #[test]

@@ -12,7 +12,8 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::chunk::layout::{ChunkLayout, ZeroSize};
 use crate::chunk::manager::ChunkManager;
-use crate::chunk::store::{ChunkStore, Content, Place, chunk_layout};
+use crate::chunk::store::memory::chunk_layout;
+use crate::chunk::store::{ChunkStore, Content, Place};
 use crate::optimizer::{AdamwParam, Moments};
 use crate::replicas::{self, digest};
 use crate::zero::{Kept, Sharding};

@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Candidate, choose_evictions};
+use super::eviction::{Candidate, choose_evictions};
 
 /// `auto` keeps one part in this number of the budget for chunks that are read ahead. The larger the part,
 /// the more can be read during one segment; and the less is left for chunks that stay, so the more has to be

@@ -8,13 +8,14 @@
 //! becomes free only when other chunks are written. The thread that computes would not notice that before its
 //! next fetch, so a thread of the manager looks after it.
 
-use std::sync::Weak;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use parallel::SysError;
 
-use super::{Backing, Budget, Chunk, ChunkId, ChunkManager, IsCleared, Memory, Moving, State};
+use super::Budget;
+use super::chunk::{Backing, Chunk, ChunkId, IsCleared, Memory, Moving};
+use super::state::State;
 use crate::Error;
 use crate::placement::{
     LOOKAHEAD_MOMENTS, PlacementPolicy, READ_AHEAD_PARTS, choose_evictions, choose_prefetches,
@@ -23,13 +24,12 @@ use crate::placement::{
 /// The time between two looks at the chunks that are being written. Writing a chunk takes milliseconds.
 const POLL: Duration = Duration::from_millis(1);
 
-/// Goes on with reading ahead, after each message of `wake`, until the manager is gone.
-pub(super) fn run_thread(manager: &Weak<ChunkManager>, wake: &Receiver<()>) {
+/// After each message of `wake`, calls `continue_prefetch` until reading ahead has nothing to wait for.
+pub(super) fn run_thread(wake: &Receiver<()>, continue_prefetch: impl Fn() -> bool) {
     for () in wake {
         loop {
             std::thread::sleep(POLL);
-            let Some(manager) = manager.upgrade() else { return };
-            if !manager.continue_prefetch() {
+            if !continue_prefetch() {
                 break;
             }
         }

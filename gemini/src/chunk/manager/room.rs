@@ -1,6 +1,8 @@
 //! Makes room within the budget.
 
-use super::{Budget, Chunk, ChunkId, State};
+use super::Budget;
+use super::chunk::{Chunk, ChunkId};
+use super::state::State;
 use crate::Error;
 use crate::placement::{Candidate, PlacementPolicy, choose_evictions};
 

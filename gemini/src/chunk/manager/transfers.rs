@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::host::HostCopy;
-use super::{Backing, ChunkId, IsCleared, Memory, Moving, State};
+use super::chunk::{Backing, ChunkId, IsCleared, Memory, Moving};
+use super::pinned::HostCopy;
+use super::state::State;
 use crate::Error;
 
 impl State {

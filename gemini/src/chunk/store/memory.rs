@@ -6,12 +6,13 @@ use parallel::residency::{ModelPart, WeightAllocator, WeightSpec, WeightStore};
 use parallel::{Parameter, ProcessGroups};
 use tch::{Device, Kind};
 
-use super::{ChunkStore, Content, Place, residency_error};
+use super::{ChunkStore, Content, Place};
 use crate::Error;
 use crate::chunk::layout::{
     ChunkGroup, ChunkLayout, ParamSpec, SearchBounds, ZeroSize, search_chunk_configuration,
 };
 use crate::chunk::manager::ChunkManager;
+use crate::error::residency_error;
 use crate::zero::{Kept, Sharding, ZeroStage};
 
 /// The memory of the weights of models on one device.

@@ -9,33 +9,13 @@ use parallel::comm::PendingCollective;
 use parallel::residency::{Access, HeldWeights, Residency, WeightSource, WeightStore, WeightUpdate, Weights};
 use tch::Tensor;
 
-use super::ChunkStore;
+use super::{ChunkStore, DeferredUpdate, ShardedChunk};
 use crate::Error;
 use crate::chunk::manager::ChunkId;
 use crate::chunk::state::ChunkState;
+use crate::error::residency_error;
 use crate::replicas::digest;
 use crate::zero::{Kept, Sharding};
-
-/// A chunk of sharded weights.
-#[derive(Debug, Default)]
-pub(super) struct ShardedChunk {
-    state: ChunkState,
-    /// How many have fetched or prefetched it.
-    holders: usize,
-    /// Whether the shards of other ranks are in memory, too.
-    is_whole: bool,
-    /// The all-gather that runs.
-    gathering: Option<PendingCollective>,
-}
-
-/// An update that runs before one of its weights is used.
-pub(super) struct DeferredUpdate {
-    /// The weights, by index, which are held while it runs.
-    params: Vec<usize>,
-    /// The chunks that hold them.
-    chunks: BTreeSet<usize>,
-    run: WeightUpdate,
-}
 
 impl ChunkStore {
     /// The chunks that hold `weights`, in order.
@@ -216,14 +196,6 @@ impl ChunkStore {
                 Err(Error::ReplicasDiffer { rank: group.ranks()[group.rank()], other: group.ranks()[other] })
             }
         }
-    }
-}
-
-/// An error of the manager, as the `parallel` crate passes it on.
-pub(crate) fn residency_error(error: Error) -> parallel::Error {
-    match error {
-        Error::Parallel(error) => error,
-        error => parallel::Error::Residency { class: error.class(), error: Box::new(error) },
     }
 }
 
