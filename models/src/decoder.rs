@@ -8,9 +8,7 @@
 
 pub mod build;
 pub mod inference;
-pub(crate) mod load;
-
-pub use load::weight_specs;
+pub mod load;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -15,7 +15,7 @@
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::{DetachedHead, Head, HeadGrads, chunks, log_softmax, with_grads};
+use super::chunk::{DetachedHead, Head, HeadGrads, chunks, log_softmax, with_grads};
 use crate::Error;
 
 /// How far a student is from its teacher.

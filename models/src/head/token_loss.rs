@@ -11,7 +11,7 @@
 use parallel::autograd;
 use tch::{Kind, Tensor, no_grad};
 
-use super::{ChunkLogprobs, Head, HeadGrads, LogprobsOptions, chunks, logits_grad, with_grads};
+use super::chunk::{ChunkLogprobs, Head, HeadGrads, LogprobsOptions, chunks, logits_grad, with_grads};
 use crate::Error;
 
 /// A chunk of the rows of a loss.
