@@ -16,21 +16,22 @@ mod client;
 mod fetch;
 mod local;
 mod name;
+mod settings;
 
 use std::collections::BTreeSet;
-use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 pub use self::bounds::measure_disks_with;
 use self::cache::{CacheFolder, written};
 use self::client::Client;
 use self::fetch::Snapshot;
+pub use self::name::plain_file_name;
 use self::name::{Kind, RepositoryName, is_commit, is_plain_path, is_weight_file};
+pub use self::settings::HubSettings;
 use crate::error::{Error, Result};
-use crate::tokenizer::read_small;
+use crate::small_file::read_small;
 
 /// Files other than weights that are fetched if the repository has them.
 const SMALL_FILES: [&str; 9] = [
@@ -47,60 +48,8 @@ const SMALL_FILES: [&str; 9] = [
 const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// The default limit for how long a server may stay silent.
-const TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Settings for the hub and its cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HubSettings {
-    /// The cache folder.
-    pub cache: PathBuf,
-    /// The URL of the hub.
-    pub endpoint: String,
-    /// The access token for private and gated models.
-    pub token: Option<String>,
-    /// Whether only the cache may be used.
-    pub offline: bool,
-    /// Whether to show progress on stderr.
-    pub progress: bool,
-    /// The limit for connecting, and for how long a server may stay silent.
-    pub timeout: Duration,
-}
 
 impl HubSettings {
-    /// Reads the settings from the environment of this process.
-    pub fn from_process() -> Self {
-        Self::from_variables(|name| env::var(name).ok())
-    }
-
-    /// Reads the settings from environment variables. Empty variables count as not set.
-    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
-        let home = variable("HF_HOME").map_or_else(
-            || PathBuf::from(variable("HOME").unwrap_or_default()).join(".cache/huggingface"),
-            PathBuf::from,
-        );
-        let token_file = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
-        let saved = || fs::read_to_string(token_file).ok();
-        let token = variable("HF_TOKEN").or_else(saved).map(|token| token.trim().to_owned());
-        let offline = variable("HF_HUB_OFFLINE").map(|value| value.to_lowercase());
-
-        Self {
-            cache: variable("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
-            endpoint: variable("HF_ENDPOINT").map_or_else(
-                || "https://huggingface.co".to_owned(),
-                |endpoint| endpoint.trim_end_matches('/').to_owned(),
-            ),
-            token: token.filter(|token| !token.is_empty()),
-            offline: offline.is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.as_str())),
-            progress: true,
-            timeout: variable("HF_HUB_DOWNLOAD_TIMEOUT")
-                .and_then(|seconds| seconds.parse().ok())
-                .filter(|&seconds| seconds > 0)
-                .map_or(TIMEOUT, Duration::from_secs),
-        }
-    }
-
     /// The folder of a model: `model` itself if it is a folder, otherwise `owner/name[@revision]` from the
     /// cache or the hub.
     ///
@@ -195,15 +144,6 @@ impl HubSettings {
         cache.note(&name.revision, &listing.sha)?;
         Ok(cache.snapshot(&listing.sha))
     }
-
-    fn failed(&self, name: &RepositoryName, file: &str, reason: String) -> Error {
-        Error::Hub {
-            model: name.full.clone(),
-            file: file.to_owned(),
-            endpoint: self.endpoint.clone(),
-            reason,
-        }
-    }
 }
 
 /// The files of a repository at one commit.
@@ -276,15 +216,6 @@ pub fn resolve(model: &str) -> Result<PathBuf> {
 /// Whether a text is the name `owner/name[@revision]` of a dataset. Such a name is a plain path of two folders.
 pub fn is_dataset_name(text: &str) -> bool {
     RepositoryName::parse(Kind::Dataset, text).is_some()
-}
-
-/// Whether a text is a file name and not a path: no separator, no control character, and not hidden.
-///
-/// The `models` crate has the same rule for the index of a folder that it loads, because it does not depend
-/// on this crate.
-pub fn plain_file_name(name: &str) -> bool {
-    let harmless = |character: char| !matches!(character, '/' | '\\') && !character.is_control();
-    !name.is_empty() && !name.starts_with('.') && name.chars().all(harmless)
 }
 
 /// Returns an error if the index of a local folder points outside the folder.

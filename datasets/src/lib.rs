@@ -11,6 +11,7 @@ pub mod pack;
 pub mod record;
 pub mod rows;
 pub mod sampler;
+mod small_file;
 pub mod synth;
 pub mod table;
 pub mod template;
@@ -19,8 +20,7 @@ pub mod untrusted;
 
 pub use conversation::{Message, Role};
 pub use convert::{ConvertReport, convert};
-pub use dataset::cache::{Cache, CacheUse};
-pub use dataset::{Counts, EncodedDataset, LoadOptions, Overlong, Progress};
+pub use dataset::{Cache, CacheUse, Counts, EncodedDataset, LoadOptions, Overlong, Progress};
 pub use encode::Encoded;
 pub use error::{Error, ErrorClass, Result, RowLocation};
 pub use hub::{HubSettings, resolve};
@@ -31,5 +31,8 @@ pub use sampler::{Sampler, SamplerState};
 pub use table::{
     ReadOptions, RecordReader, TableReader, expand, open_records, read_records, write_records, write_rows,
 };
-pub use template::{ChatTemplate, RenderOptions, Rendered, RowTemplate, TemplateRow, TextFilter};
-pub use tokenizer::{StreamDecoder, Tokenizer, TrainOptions};
+pub use template::row::{RowTemplate, TemplateRow, TextFilter};
+pub use template::{ChatTemplate, RenderOptions, Rendered};
+pub use tokenizer::Tokenizer;
+pub use tokenizer::stream::StreamDecoder;
+pub use tokenizer::train::TrainOptions;

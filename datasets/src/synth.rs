@@ -33,6 +33,7 @@ mod list;
 #[cfg(test)]
 mod oracle;
 mod phrase;
+mod question;
 mod split;
 mod spoil;
 mod task;
@@ -43,10 +44,11 @@ use serde::{Deserialize, Serialize};
 
 pub use self::corpus::{LINES, RUN_SHARE};
 use self::dice::SynthRng;
+use self::question::{FOLLOWED_KINDS, KINDS, QuestionPlan};
+pub use self::question::{Question, verify};
 pub use self::split::{FNV_OFFSET, Side, fnv1a, side};
 pub use self::spoil::{Corruption, DEMONSTRATION_FLAWS, PAIR_FLAWS};
-pub use self::task::{FAMILIES, Language, Question, verify};
-use self::task::{FOLLOWED_KINDS, KINDS, QuestionPlan};
+pub use self::task::{FAMILIES, Language};
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
 

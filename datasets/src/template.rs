@@ -13,7 +13,7 @@ mod generation;
 mod guard;
 mod limits;
 mod python;
-mod row;
+pub mod row;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,7 +26,6 @@ use serde::Serialize;
 
 use crate::conversation::Message;
 use crate::error::{Error, Result};
-pub use row::{RowTemplate, TemplateRow, TextFilter};
 
 /// Names of the built-in templates, for error messages.
 pub const BUILT_IN: &str = "chatml, plain";

@@ -10,26 +10,22 @@ mod compare;
 mod dropped;
 mod folder;
 mod growth;
-mod stream;
-mod train;
+pub mod stream;
+pub mod train;
 mod turns;
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Mutex;
 
 use serde_json::{Map, Value};
 
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
-use crate::template::{self, ChatTemplate, RenderOptions, Rendered};
+use crate::template::{BUILT_IN, ChatTemplate, RenderOptions, Rendered};
 use crate::untrusted::decode;
 
-pub(crate) use folder::{SMALL_FILE_BYTES, read_small};
 use growth::Growth;
-pub use stream::StreamDecoder;
-pub use train::TrainOptions;
 
 /// A special token: its text and its id.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,22 +75,6 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads the tokenizer of a model folder.
-    pub fn from_folder(folder: &Path) -> Result<Self> {
-        folder::load(folder)
-    }
-
-    /// Trains a byte-level BPE tokenizer with single digits and `ChatML` turns. Equal input gives equal
-    /// output.
-    pub fn train(texts: impl Iterator<Item = String> + Send, options: &TrainOptions) -> Result<Self> {
-        train::train(texts, options)
-    }
-
-    /// Writes the tokenizer and its chat template in the form that transformers' `AutoTokenizer` loads.
-    pub fn save(&self, folder: &Path) -> Result<()> {
-        folder::save(self, folder)
-    }
-
     /// Encodes text to ids. With `add_special`, the post-processor of `tokenizer.json` runs and the settings
     /// `add_bos_token` and `add_eos_token` apply. A BOS or EOS that is already in the text is not doubled.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<i64>> {
@@ -118,11 +98,6 @@ impl Tokenizer {
         self.growth.check_ids(ids.len(), self.longest_token, exact).map_err(|reason| self.failed(&reason))?;
         let text = decode(|| self.inner.decode(&ids, skip_special)).map_err(|reason| self.failed(&reason))?;
         text.map_err(|error| self.failed(&error))
-    }
-
-    /// Creates a decoder that takes ids one by one and returns text as soon as it is complete.
-    pub fn stream_decoder(&self, skip_special: bool) -> StreamDecoder<'_> {
-        StreamDecoder::new(self, skip_special)
     }
 
     /// The highest id plus 1.
@@ -202,21 +177,6 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Replaces the chat template by a built-in one: `chatml` or `plain`. Returns an error if the tokenizer
-    /// lacks the tokens of the template; see [`Self::add_turn_tokens`].
-    pub fn set_built_in_template(&mut self, name: &str) -> Result<()> {
-        let source = template::built_in(name)?;
-        let needs_eos = name == "plain" && self.eos_id().is_none();
-        if needs_eos {
-            return Err(Error::MissingSpecialToken { name: self.name.clone(), token: "eos_token" });
-        }
-        let missing = turns::TOKENS.into_iter().find(|token| self.token_to_id(token).is_none());
-        if let Some(token) = missing.filter(|_| name == "chatml") {
-            return Err(Error::MissingTurnToken { name: self.name.clone(), token });
-        }
-        self.set_chat_template(source)
-    }
-
     /// Renders a conversation to text with the chat template. Returns an error if the template leaves out a
     /// turn.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Rendered> {
@@ -228,7 +188,7 @@ impl Tokenizer {
     fn render_unchecked(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Rendered> {
         let missing = || match &self.broken_template {
             Some(broken) => Error::TemplateSyntax { name: self.name.clone(), reason: broken.reason.clone() },
-            None => Error::NoChatTemplate { name: self.name.clone(), known: template::BUILT_IN },
+            None => Error::NoChatTemplate { name: self.name.clone(), known: BUILT_IN },
         };
         let template = self.template.as_ref().ok_or_else(missing)?;
         template.render(messages, &self.render_options(add_generation_prompt))

@@ -28,33 +28,10 @@ use crate::record::{Layout, Notes, Record};
 use crate::table::atomically;
 use crate::tokenizer::Tokenizer;
 
+pub use super::{Cache, CacheUse};
+
 /// The magic bytes at the start of a cache file.
 const MAGIC: &[u8] = b"colossal-chat rows 1\n";
-
-/// A folder of cached tokenized rows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cache {
-    /// The folder.
-    pub folder: PathBuf,
-    /// The smallest total size of the data files, in bytes, for which the cache is used. A few rows are
-    /// tokenized faster than they are looked up.
-    pub least_bytes: u64,
-}
-
-/// How the cache was used while loading.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CacheUse {
-    /// The cache was not used.
-    Off,
-    /// The rows were read from this file.
-    Read(PathBuf),
-    /// The rows were written to this file.
-    Written(PathBuf),
-    /// This file was damaged and has been rebuilt.
-    Rebuilt(PathBuf),
-    /// The rows could not be written, for this reason.
-    Failed(String),
-}
 
 #[derive(Serialize, Deserialize)]
 struct CachedRows<T> {

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use super::load::fit;
 use super::*;
 use crate::conversation::Message;
 use crate::rows::IGNORE_INDEX;

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-use super::HubSettings;
 use super::bounds::{self, Pace};
 use super::cache::{CacheFolder, make_parent, written};
 use super::client::{Client, FileInfo};
 use super::name::{Kind, RepositoryName, blob_name, percent_encoded};
+use super::settings::HubSettings;
 use crate::error::{Error, Result};
-use crate::tokenizer::SMALL_FILE_BYTES;
+use crate::small_file::SMALL_FILE_BYTES;
 
 /// How often an interrupted transfer is tried in total.
 const ATTEMPTS: usize = 4;

@@ -3,8 +3,6 @@
 
 use hf_hub::{Repo, RepoType};
 
-use super::plain_file_name;
-
 /// What a repository holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -83,6 +81,15 @@ pub(super) fn is_commit(text: &str) -> bool {
 pub(super) fn blob_name(etag: &str) -> Option<String> {
     let name = etag.trim().trim_start_matches("W/").trim_matches('"');
     (word(name) && name.len() <= 128).then(|| name.to_owned())
+}
+
+/// Whether a text is a file name and not a path: no separator, no control character, and not hidden.
+///
+/// The `models` crate has the same rule for the index of a folder that it loads, because it does not depend
+/// on this crate.
+pub fn plain_file_name(name: &str) -> bool {
+    let harmless = |character: char| !matches!(character, '/' | '\\') && !character.is_control();
+    !name.is_empty() && !name.starts_with('.') && name.chars().all(harmless)
 }
 
 /// Whether a path within a repository stays in it: plain names with `/` between them.

@@ -3,8 +3,8 @@
 //!
 //! Instruction and input become one user turn, with an empty line between them.
 
-use super::parse::Fields;
-use super::{Demonstration, Parsed, Preference};
+use super::fields::Fields;
+use super::kind::{Demonstration, Parsed, Preference};
 use crate::conversation::Message;
 use crate::error::{Error, Result};
 

@@ -6,9 +6,10 @@ use std::str::FromStr;
 
 use serde_json::Value;
 
-use super::{Layout, Row};
+use super::layout::Layout;
 use crate::conversation::Role;
 use crate::error::{Error, Result};
+use crate::table::Row;
 
 /// Common names of roles.
 const ALIASES: [(&str, Role); 12] = [

@@ -10,9 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Layout, Mapping, Record, Row};
+use super::kind::Record;
+use super::layout::Layout;
+use super::mapping::Mapping;
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result, RowLocation};
+use crate::table::Row;
 use crate::table::limits::{COLUMNS, too_many_columns};
 
 /// Fields of rows and turns that are part of the model input or the training target. They are an error where

@@ -7,8 +7,8 @@
 
 use serde_json::Value;
 
-use super::parse::Fields;
-use super::{Demonstration, Parsed, Preference};
+use super::fields::Fields;
+use super::kind::{Demonstration, Parsed, Preference};
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
 use crate::table::limits::{ROW_BYTES, row_too_large};

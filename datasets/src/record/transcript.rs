@@ -4,8 +4,8 @@
 //! which they differ, at the latest before the last turn. After the split each side must have exactly one
 //! assistant turn.
 
-use super::parse::Fields;
-use super::{Parsed, Preference};
+use super::fields::Fields;
+use super::kind::{Parsed, Preference};
 use crate::conversation::{Message, Role};
 use crate::error::Result;
 
@@ -27,7 +27,7 @@ pub(super) fn preference(
     if chosen == rejected {
         return Ok(Parsed::Skipped("chosen equals rejected"));
     }
-    let prompt = super::parse::split_shared(&mut chosen, &mut rejected);
+    let prompt = split_shared(&mut chosen, &mut rejected);
     let answers = |turns: &[Message]| matches!(turns, [turn] if turn.role == Role::Assistant);
     if prompt.is_empty() || !answers(&chosen) || !answers(&rejected) {
         return Ok(Parsed::Skipped("the dialogues part before the last turn"));
@@ -37,6 +37,15 @@ pub(super) fn preference(
     }
     let prompt = fields.with_system(prompt)?;
     Ok(Parsed::Rows(vec![Preference::Messages { prompt, chosen, rejected, margin }]))
+}
+
+/// Removes the common turns from the start of two conversations and returns them. Each conversation keeps at
+/// least its last turn.
+pub(super) fn split_shared(chosen: &mut Vec<Message>, rejected: &mut Vec<Message>) -> Vec<Message> {
+    let shared = chosen.iter().zip(rejected.iter()).take_while(|(left, right)| left == right).count();
+    let shared = shared.min(chosen.len().saturating_sub(1)).min(rejected.len().saturating_sub(1));
+    rejected.drain(..shared);
+    chosen.drain(..shared).collect()
 }
 
 /// Splits a transcript into turns at its marks. The transcript must begin with a mark.

@@ -3,8 +3,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Demonstration, Preference, Prompt, Row, Unpaired};
+use super::kind::{Demonstration, Preference, Prompt, Unpaired};
 use crate::conversation::Message;
+use crate::table::Row;
 
 pub(super) fn demonstration(row: &Demonstration) -> Row {
     match row {

@@ -9,7 +9,8 @@ use super::date::{DAYS, MONTHS};
 use super::dice::SynthRng;
 use super::list::NOUNS;
 use super::phrase;
-use super::task::{Language, Problem};
+use super::question::Problem;
+use super::task::Language;
 
 /// Lines per row.
 pub const LINES: usize = 3;

@@ -5,7 +5,8 @@
 //! decide what the question is. A two-turn conversation is solved as the text of the last turn applied to the
 //! last reply.
 
-use super::task::{KINDS, Language, Question, QuestionPlan};
+use super::question::{KINDS, Question, QuestionPlan};
+use super::task::Language;
 use super::{SynthData, SynthRng};
 use crate::conversation::Message;
 use crate::synth::SynthOptions;

@@ -234,7 +234,7 @@ static FURTHER: [Further; 4] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synth::task::KINDS;
+    use crate::synth::question::KINDS;
 
     #[test]
     fn every_task_has_different_wordings_without_open_slots() {

@@ -15,8 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use super::conversion::Conversion;
 use super::dice::SynthRng;
+use super::question::Question;
 use super::split::{Side, side};
-use super::task::{Language, Question};
+use super::task::Language;
 
 /// The flaw of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -95,7 +96,7 @@ fn other_form(question: &Question, heldout_share: f64) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synth::task::{KINDS, QuestionPlan, verify};
+    use crate::synth::question::{KINDS, QuestionPlan, verify};
 
     #[test]
     fn shares_are_percentages() {

@@ -19,7 +19,9 @@ use parquet::file::statistics::Statistics;
 
 use super::batch::{RowBatch, in_column, plain, rows_of};
 use super::pages::{Meter, MeteredRowGroups};
-use super::{Position, Rows, footer, limits, pages};
+use super::position::Position;
+use super::row::Rows;
+use super::{footer, limits, pages};
 use crate::error::{Error, Result};
 use crate::untrusted::decode;
 

@@ -16,10 +16,9 @@ use arrow_array::{
 use arrow_schema::{ArrowError, DataType, Field, FieldRef, Fields};
 use serde_json::{Map, Value, json};
 
-use super::Rows;
 use super::limits::{Room, row_too_large, rows_too_large};
+use super::row::{Row, Rows};
 use crate::error::{Result, RowLocation};
-use crate::record::Row;
 
 /// Numbers the rows of successive batches, which may take `most` bytes of memory one after another. The first
 /// error of a batch is the last item.

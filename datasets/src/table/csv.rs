@@ -14,9 +14,9 @@ use arrow_csv::ReaderBuilder;
 use arrow_csv::reader::{Decoder, Format};
 use arrow_schema::{ArrowError, DataType, Field, Schema};
 
-use super::Rows;
 use super::batch::{RowBatch, rows_of};
 use super::limits::{BATCH_BYTES, COLUMNS, HEADER_BYTES, RECORD_BYTES, record_too_long, too_many_columns};
+use super::row::Rows;
 use super::source::{Bytes, failed};
 use super::text::BYTE_ORDER_MARK;
 use crate::error::{Error, Result, RowLocation};

@@ -10,20 +10,19 @@ use parquet::column::page::Page;
 use parquet::errors::{ParquetError, Result};
 use parquet::schema::types::ColumnDescPtr;
 
-use super::pages::BATCH_BYTES;
-
 /// The bytes of the two lengths of a text while it is decoded.
 const LENGTHS: u64 = 8;
 
-/// The bytes of the texts of a page beside the bytes of the page.
-pub(super) fn cost(page: &Page, column: &ColumnDescPtr) -> Result<u64> {
+/// The bytes of the texts of a page beside the bytes of the page, or the bytes of their lengths if these alone
+/// are more than `most`.
+pub(super) fn cost(page: &Page, column: &ColumnDescPtr, most: u64) -> Result<u64> {
     let damaged = || ParquetError::General("the lengths of the texts of a page are damaged".to_owned());
     let lengths = values(page, column).and_then(|bytes| Lengths::new(bytes, page.num_values()));
     let lengths = lengths.ok_or_else(damaged)?;
     let count = LENGTHS * u64::from(lengths.count);
     match page.encoding() {
         // So many lengths are refused, and adding them up would take its time.
-        _ if count > BATCH_BYTES => Ok(count),
+        _ if count > most => Ok(count),
         Encoding::DELTA_BYTE_ARRAY => Ok(count.saturating_add(lengths.sum().ok_or_else(damaged)?)),
         _ => Ok(count),
     }

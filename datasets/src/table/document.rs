@@ -6,13 +6,12 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::Rows;
 use super::json::{Problem, Strict, within_row};
 use super::limits::{RECORD_BYTES, record_too_long, row_too_large};
+use super::row::{Row, Rows};
 use super::source::{Bytes, failed};
 use super::text::{BYTE_ORDER_MARK, row};
 use crate::error::{Error, Result, RowLocation};
-use crate::record::Row;
 
 /// The number of bytes that are read at a time, at least.
 const STEP: usize = 1 << 16;

@@ -6,8 +6,8 @@
 
 use serde_json::Value;
 
+use super::row::Row;
 use crate::error::{Error, RowLocation};
-use crate::record::Row;
 
 /// The longest text of a row in a text file, and the longest page of a Parquet file, in bytes.
 pub(super) const RECORD_BYTES: usize = 256 << 20;

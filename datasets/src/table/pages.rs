@@ -22,7 +22,7 @@ use super::delta;
 use super::limits::RECORD_BYTES;
 
 /// The most bytes of the pages of a batch and of what they hold.
-pub(super) const BATCH_BYTES: u64 = 768 << 20;
+const BATCH_BYTES: u64 = 768 << 20;
 /// The bytes of an entry of a list: its value or view, its levels, and its place in the list.
 const ENTRY: u64 = 32;
 /// The bytes of an entry of a dictionary.
@@ -208,7 +208,9 @@ fn cost(page: &Page, column: &ColumnDescPtr) -> Result<u64> {
     }
     let entries = if column.max_rep_level() > 0 { ENTRY * values } else { 0 };
     let texts = match page.encoding() {
-        Encoding::DELTA_LENGTH_BYTE_ARRAY | Encoding::DELTA_BYTE_ARRAY => delta::cost(page, column)?,
+        Encoding::DELTA_LENGTH_BYTE_ARRAY | Encoding::DELTA_BYTE_ARRAY => {
+            delta::cost(page, column, BATCH_BYTES)?
+        }
         _ => 0,
     };
     Ok(bytes.saturating_add(entries).saturating_add(texts))

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::path::Path;
 
 use super::limits::row_bytes;
-use super::{Position, TableReader};
+use super::position::Position;
+use super::reader::TableReader;
 use crate::error::{Error, Result, RowLocation};
 use crate::record::notes::{Class, ReadRow, class};
 use crate::record::{Layout, Mapping, Notes, Parsed, Record, Row};

@@ -10,7 +10,8 @@ use std::path::Path;
 
 use flate2::read::MultiGzDecoder;
 
-use super::{EXTENSIONS, Format, Position};
+use super::format::{EXTENSIONS, Format};
+use super::position::Position;
 use crate::error::{Error, Result};
 
 /// Magic bytes, the format they belong to, and the program that unpacks it.

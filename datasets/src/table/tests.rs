@@ -1,5 +1,6 @@
 //! Files of rows, read and written.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use arrow_array::builder::{LargeListBuilder, StringViewBuilder};
@@ -9,9 +10,8 @@ use parquet::arrow::ArrowWriter;
 
 use super::*;
 use crate::conversation::Message;
-use crate::record::Layout;
-use crate::record::{Demonstration, Preference, Prompt, Unpaired};
-use std::fs::File;
+use crate::error::RowLocation;
+use crate::record::{Demonstration, Layout, Preference, Prompt, Unpaired};
 
 fn demonstrations() -> Vec<Demonstration> {
     let turn = |number: usize| {

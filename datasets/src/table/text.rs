@@ -5,12 +5,11 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::Rows;
 use super::json::{self, Problem};
 use super::limits::{RECORD_BYTES, record_too_long, row_too_large};
+use super::row::{Row, Rows};
 use super::source::{Bytes, failed};
 use crate::error::{Error, Result, RowLocation};
-use crate::record::Row;
 
 /// A mark that some programs write before the first line.
 pub(super) const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();

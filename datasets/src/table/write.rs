@@ -21,8 +21,8 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use serde_json::Value;
 
+use super::format::{Format, format_of};
 use super::limits::row_bytes;
-use super::{Format, format_of};
 use crate::error::{Error, Result};
 use crate::record::{Layout, Record, Row};
 

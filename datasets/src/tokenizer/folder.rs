@@ -17,53 +17,80 @@ use tokenizers::AddedToken;
 use super::growth::{self, Growth};
 use super::{BrokenTemplate, SpecialToken, Tokenizer};
 use crate::error::{Error, Result};
+use crate::small_file::{read_small, read_up_to};
 use crate::template::ChatTemplate;
 use crate::untrusted::decode;
 
 const SPECIAL_NAMES: [&str; 7] =
     ["bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"];
 
-pub(super) fn load(folder: &Path) -> Result<Tokenizer> {
-    let path = folder.join("tokenizer.json");
-    let text = read_small(&path)?.ok_or_else(|| Error::TokenizerMissing { folder: folder.to_owned() })?;
-    let parts = decode(|| serde_json::from_slice::<growth::Parts>(&text));
-    let parts = parts.map_err(|reason| invalid(&path, &reason))?.map_err(|error| invalid(&path, &error))?;
-    let growth = parts.growth().map_err(|reason| invalid(&path, &reason))?;
-    let inner =
-        decode(|| tokenizers::Tokenizer::from_bytes(text)).map_err(|reason| invalid(&path, &reason))?;
-    let mut inner = inner.map_err(|error| invalid(&path, &error))?;
+impl Tokenizer {
+    /// Reads the tokenizer of a model folder.
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        let path = folder.join("tokenizer.json");
+        let text = read_small(&path)?.ok_or_else(|| Error::TokenizerMissing { folder: folder.to_owned() })?;
+        let parts = decode(|| serde_json::from_slice::<growth::Parts>(&text));
+        let parts =
+            parts.map_err(|reason| invalid(&path, &reason))?.map_err(|error| invalid(&path, &error))?;
+        let growth = parts.growth().map_err(|reason| invalid(&path, &reason))?;
+        let inner =
+            decode(|| tokenizers::Tokenizer::from_bytes(text)).map_err(|reason| invalid(&path, &reason))?;
+        let mut inner = inner.map_err(|error| invalid(&path, &error))?;
 
-    // The caller controls lengths.
-    inner.with_padding(None);
-    inner.with_truncation(None).map_err(|error| invalid(&path, &error))?;
+        // The caller controls lengths.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| invalid(&path, &error))?;
 
-    let mut config = read_object(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
-    add_tokens(&mut inner, &config, growth, &folder.join("tokenizer_config.json"))?;
-    let source = chat_template(folder, config.remove("chat_template"))?;
+        let mut config = read_object(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+        add_tokens(&mut inner, &config, growth, &folder.join("tokenizer_config.json"))?;
+        let source = chat_template(folder, config.remove("chat_template"))?;
 
-    let generation = read_object(&folder.join("generation_config.json"))?.unwrap_or_default();
-    let model = read_object(&folder.join("config.json"))?.unwrap_or_default();
-    let map = read_object(&folder.join("special_tokens_map.json"))?.unwrap_or_default();
-    let special = special_tokens(&inner, [&config, &map], [&generation, &model]);
-    let end =
-        generation.get("eos_token_id").filter(|end| !end.is_null()).or_else(|| model.get("eos_token_id"));
+        let generation = read_object(&folder.join("generation_config.json"))?.unwrap_or_default();
+        let model = read_object(&folder.join("config.json"))?.unwrap_or_default();
+        let map = read_object(&folder.join("special_tokens_map.json"))?.unwrap_or_default();
+        let special = special_tokens(&inner, [&config, &map], [&generation, &model]);
+        let end =
+            generation.get("eos_token_id").filter(|end| !end.is_null()).or_else(|| model.get("eos_token_id"));
 
-    let mut tokenizer = Parts { inner, growth, config, special, generation_eos: ids(end) }
-        .build(folder.display().to_string());
+        let mut tokenizer = Parts { inner, growth, config, special, generation_eos: ids(end) }
+            .build(folder.display().to_string());
 
-    // A template that does not compile is an error only when it is used.
-    if let Some(source) = source {
-        match ChatTemplate::new(tokenizer.name.clone(), source.clone()) {
-            Ok(template) => tokenizer.template = Some(template),
-            Err(Error::TemplateSyntax { reason, .. }) => {
-                tokenizer.broken_template = Some(BrokenTemplate { source, reason });
+        // A template that does not compile is an error only when it is used.
+        if let Some(source) = source {
+            match ChatTemplate::new(tokenizer.name.clone(), source.clone()) {
+                Ok(template) => tokenizer.template = Some(template),
+                Err(Error::TemplateSyntax { reason, .. }) => {
+                    tokenizer.broken_template = Some(BrokenTemplate { source, reason });
+                }
+                Err(error) => return Err(error),
             }
-            Err(error) => return Err(error),
+            tokenizer.find_stops();
         }
-        tokenizer.find_stops();
+
+        Ok(tokenizer)
     }
 
-    Ok(tokenizer)
+    /// Writes the tokenizer and its chat template in the form that transformers' `AutoTokenizer` loads.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        fs::create_dir_all(folder).map_err(|source| Error::Write { path: folder.to_owned(), source })?;
+        let path = folder.join("tokenizer.json");
+        let text = self.inner.to_string(true).map_err(|error| invalid(&path, &error))?;
+        write(path, &text)?;
+        let mut config = self.config.clone();
+        let mut map = Map::new();
+        for (name, token) in &self.special {
+            map.insert(name.clone(), json!(token.text));
+            config.entry(name.clone()).or_insert_with(|| json!(token.text));
+        }
+        config.entry("tokenizer_class").or_insert_with(|| json!("PreTrainedTokenizerFast"));
+        let broken = self.broken_template.as_ref().map(|broken| broken.source.as_str());
+        if let Some(source) = self.template.as_ref().map(ChatTemplate::source).or(broken) {
+            write(folder.join("chat_template.jinja"), source)?;
+            config.insert("chat_template".to_owned(), json!(source));
+        }
+        write(folder.join("special_tokens_map.json"), &pretty(map))?;
+        write(folder.join("tokenizer_config.json"), &pretty(config))
+    }
 }
 
 /// The parts from which a tokenizer is built.
@@ -100,27 +127,6 @@ impl Parts {
     }
 }
 
-pub(super) fn save(tokenizer: &Tokenizer, folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).map_err(|source| Error::Write { path: folder.to_owned(), source })?;
-    let path = folder.join("tokenizer.json");
-    let text = tokenizer.inner.to_string(true).map_err(|error| invalid(&path, &error))?;
-    write(path, &text)?;
-    let mut config = tokenizer.config.clone();
-    let mut map = Map::new();
-    for (name, token) in &tokenizer.special {
-        map.insert(name.clone(), json!(token.text));
-        config.entry(name.clone()).or_insert_with(|| json!(token.text));
-    }
-    config.entry("tokenizer_class").or_insert_with(|| json!("PreTrainedTokenizerFast"));
-    let broken = tokenizer.broken_template.as_ref().map(|broken| broken.source.as_str());
-    if let Some(source) = tokenizer.template.as_ref().map(ChatTemplate::source).or(broken) {
-        write(folder.join("chat_template.jinja"), source)?;
-        config.insert("chat_template".to_owned(), json!(source));
-    }
-    write(folder.join("special_tokens_map.json"), &pretty(map))?;
-    write(folder.join("tokenizer_config.json"), &pretty(config))
-}
-
 fn pretty(map: Map<String, Value>) -> String {
     let mut text =
         serde_json::to_string_pretty(&Value::Object(map)).expect("JSON values can be written as JSON");
@@ -136,35 +142,8 @@ fn invalid(path: &Path, reason: &dyn std::fmt::Display) -> Error {
     Error::TokenizerInvalid { path: path.to_owned(), reason: reason.to_string() }
 }
 
-/// The largest size in bytes of a file without weights in a model folder. The vocabularies of public models
-/// have at most 40 MB.
-pub(crate) const SMALL_FILE_BYTES: u64 = 128 << 20;
 /// The largest size in bytes of a file that is read as a JSON object, which takes up to 36 times as much.
 const OBJECT_BYTES: u64 = 16 << 20;
-
-/// Reads a file without weights from a model folder; `None` if the file does not exist. Returns an error for
-/// a pipe or a device, because reading it might never end, and for a file that is too large.
-pub(crate) fn read_small(path: &Path) -> Result<Option<Vec<u8>>> {
-    read_up_to(path, SMALL_FILE_BYTES)
-}
-
-fn read_up_to(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
-    let read = || -> std::io::Result<Vec<u8>> {
-        let about = fs::metadata(path)?;
-        if !about.is_file() {
-            return Err(std::io::Error::other("it is not a regular file"));
-        }
-        if about.len() > most {
-            return Err(std::io::Error::other(format!("it has {} bytes, more than {most}", about.len())));
-        }
-        fs::read(path)
-    };
-    match read() {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Read { path: path.to_owned(), source }),
-    }
-}
 
 /// Reads a JSON object from a file; `None` if the file does not exist.
 fn read_object(path: &Path) -> Result<Option<Map<String, Value>>> {

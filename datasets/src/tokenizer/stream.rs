@@ -8,6 +8,13 @@
 use super::Tokenizer;
 use crate::error::Result;
 
+impl Tokenizer {
+    /// Creates a decoder that takes ids one by one and returns text as soon as it is complete.
+    pub fn stream_decoder(&self, skip_special: bool) -> StreamDecoder<'_> {
+        StreamDecoder { tokenizer: self, skip_special, ids: Vec::new(), window: 0, shown: 0, given: 0 }
+    }
+}
+
 /// Decodes ids to text as they arrive.
 #[derive(Clone, Debug)]
 pub struct StreamDecoder<'a> {
@@ -22,11 +29,7 @@ pub struct StreamDecoder<'a> {
     given: usize,
 }
 
-impl<'a> StreamDecoder<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
-        Self { tokenizer, skip_special, ids: Vec::new(), window: 0, shown: 0, given: 0 }
-    }
-
+impl StreamDecoder<'_> {
     /// Takes an id and returns the text that is now complete, which is often empty.
     pub fn push(&mut self, id: i64) -> Result<String> {
         self.ids.push(id);

@@ -1,9 +1,10 @@
 //! Tokenizers: training, saving, loading, special tokens.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
+use super::train::TrainOptions;
 use super::*;
 use crate::conversation::Message;
 

@@ -48,39 +48,43 @@ impl Default for TrainOptions {
     }
 }
 
-pub(super) fn train(texts: impl Iterator<Item = String> + Send, options: &TrainOptions) -> Result<Tokenizer> {
-    let names: Vec<&str> = [BOS, EOS, PAD]
-        .into_iter()
-        .chain(TURNS)
-        .chain(options.extra_special_tokens.iter().map(String::as_str))
-        .collect();
-    let least = names.len() + BYTES;
-    if options.vocab_size < least {
-        return Err(Error::VocabularyTooSmall { got: options.vocab_size, least });
+impl Tokenizer {
+    /// Trains a byte-level BPE tokenizer with single digits and `ChatML` turns. Equal input gives equal
+    /// output.
+    pub fn train(texts: impl Iterator<Item = String> + Send, options: &TrainOptions) -> Result<Self> {
+        let names: Vec<&str> = [BOS, EOS, PAD]
+            .into_iter()
+            .chain(TURNS)
+            .chain(options.extra_special_tokens.iter().map(String::as_str))
+            .collect();
+        let least = names.len() + BYTES;
+        if options.vocab_size < least {
+            return Err(Error::VocabularyTooSmall { got: options.vocab_size, least });
+        }
+
+        let failed = |error: tokenizers::Error| Error::Tokenize {
+            name: "a new model".to_owned(),
+            reason: error.to_string(),
+        };
+
+        let mut inner = untrained();
+        let mut trainer = TrainerWrapper::from(trainer(&names, options));
+        inner.train(&mut trainer, texts).map_err(failed)?;
+
+        let bos = inner.token_to_id(BOS).expect("the trainer adds its special tokens");
+        let processor = TemplateProcessing::builder()
+            .try_single(format!("{BOS} $A"))
+            .and_then(|builder| builder.try_pair(format!("{BOS} $A {BOS} $B:1")))
+            .map_err(|reason| failed(reason.into()))?
+            .special_tokens(vec![(BOS, bos)])
+            .build()
+            .map_err(|error| failed(error.into()))?;
+        inner.with_post_processor(Some(processor));
+
+        let mut tokenizer = add_special_tokens(inner, options);
+        tokenizer.set_chat_template(template::built_in("chatml")?)?;
+        Ok(tokenizer)
     }
-
-    let failed = |error: tokenizers::Error| Error::Tokenize {
-        name: "a new model".to_owned(),
-        reason: error.to_string(),
-    };
-
-    let mut inner = untrained();
-    let mut trainer = TrainerWrapper::from(trainer(&names, options));
-    inner.train(&mut trainer, texts).map_err(failed)?;
-
-    let bos = inner.token_to_id(BOS).expect("the trainer adds its special tokens");
-    let processor = TemplateProcessing::builder()
-        .try_single(format!("{BOS} $A"))
-        .and_then(|builder| builder.try_pair(format!("{BOS} $A {BOS} $B:1")))
-        .map_err(|reason| failed(reason.into()))?
-        .special_tokens(vec![(BOS, bos)])
-        .build()
-        .map_err(|error| failed(error.into()))?;
-    inner.with_post_processor(Some(processor));
-
-    let mut tokenizer = add_special_tokens(inner, options);
-    tokenizer.set_chat_template(template::built_in("chatml")?)?;
-    Ok(tokenizer)
 }
 
 fn untrained() -> tokenizers::Tokenizer {

@@ -1,4 +1,4 @@
-//! The tokens of `ChatML` turns, for base models that have none.
+//! The tokens of `ChatML` turns, for base models that have none, and the templates that use them.
 //!
 //! New tokens get the ids after the highest one; the model must get embedding rows for them. This module
 //! knows no model weights.
@@ -7,9 +7,11 @@ use serde_json::{Value, json};
 use tokenizers::AddedToken;
 
 use super::{SpecialToken, Tokenizer};
+use crate::error::{Error, Result};
+use crate::template;
 
 /// The tokens that open and close a turn.
-pub(super) const TOKENS: [&str; 2] = ["<|im_start|>", "<|im_end|>"];
+const TOKENS: [&str; 2] = ["<|im_start|>", "<|im_end|>"];
 
 impl Tokenizer {
     /// Adds `<|im_start|>` and `<|im_end|>` as special tokens if they are missing, and makes `<|im_end|>` the
@@ -35,6 +37,21 @@ impl Tokenizer {
         missing
     }
 
+    /// Replaces the chat template by a built-in one: `chatml` or `plain`. Returns an error if the tokenizer
+    /// lacks the tokens of the template; see [`Self::add_turn_tokens`].
+    pub fn set_built_in_template(&mut self, name: &str) -> Result<()> {
+        let source = template::built_in(name)?;
+        let needs_eos = name == "plain" && self.eos_id().is_none();
+        if needs_eos {
+            return Err(Error::MissingSpecialToken { name: self.name.clone(), token: "eos_token" });
+        }
+        let missing = TOKENS.into_iter().find(|token| self.token_to_id(token).is_none());
+        if let Some(token) = missing.filter(|_| name == "chatml") {
+            return Err(Error::MissingTurnToken { name: self.name.clone(), token });
+        }
+        self.set_chat_template(source)
+    }
+
     /// Adds the token to the list of added tokens in `tokenizer_config.json`, if there is such a list.
     fn note_token(&mut self, token: &str) {
         let id = self.token_to_id(token).expect("just added").to_string();
@@ -52,7 +69,7 @@ mod tests {
     use crate::conversation::Message;
     use crate::error::Error;
     use crate::tokenizer::tests::{small, stories};
-    use crate::tokenizer::{Tokenizer, TrainOptions};
+    use crate::{Tokenizer, TrainOptions};
 
     #[test]
     fn a_base_model_gets_the_tokens_of_chatml() {
