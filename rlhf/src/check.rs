@@ -1,4 +1,4 @@
-//! Checks of tensor shapes and of finite values.
+//! Checks of tensor shapes and of finite values, and the dtypes in which losses are computed.
 //!
 //! Libtorch silently broadcasts `[B, 1] - [B]` to `[B, B]`, so this module requires equal shapes.
 
@@ -41,6 +41,12 @@ pub(crate) fn vector_like(values: &[f64], like: &Tensor) -> Tensor {
 /// Returns `tensor` itself, or converts it to fp32 if its dtype is narrower (bf16, fp16, integers).
 pub(crate) fn upcast_to_fp32(tensor: &Tensor) -> Tensor {
     tensor.to_kind(wide_kind(tensor))
+}
+
+/// Returns `values` as a constant of a loss: checked against the shape of `like`, detached, in fp32 at least.
+pub(crate) fn detached_like(what: &'static str, values: &Tensor, like: &Tensor) -> Result<Tensor, Error> {
+    shape(what, values, &like.size())?;
+    Ok(upcast_to_fp32(&values.detach()))
 }
 
 fn wide_kind(tensor: &Tensor) -> Kind {

@@ -1,18 +1,20 @@
-//! The configuration sections `[reward]` and `[ppo]`, and what the sections of other algorithms share with
-//! them.
-
-use std::fmt;
-use std::marker::PhantomData;
+//! The configuration sections `[reward]` and `[ppo]`. The sections of the other algorithms are defined beside
+//! their losses, and only re-exported here.
 
 use gemini::config::LARGEST_BATCH;
-use serde::de::IntoDeserializer;
-use serde::de::value::StrDeserializer;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::kl::KlEstimator;
 use crate::loss::{LossAggMode, PolicyClip};
+use crate::setting::{not_negative, positive, refuse};
 use crate::whiten::{Variance, Whitening};
+
+pub use crate::advantage::{AdvantageEstimator, ScoreSlot};
+pub use crate::distill::DistillConfig;
+pub use crate::loss::preference::{CpoConfig, DpoConfig, OrpoConfig, SimpoConfig};
+pub use crate::offline::kto::KtoConfig;
+pub use crate::setting::{Names, OneOrMany};
 
 /// The `[reward]` section.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -21,51 +23,6 @@ pub struct RewardConfig {
     /// Weight of the mean squared sum of the two scores of a pair, which keeps scores near zero. 0.01 is
     /// usual, 0 is off.
     pub center_rewards_coefficient: f64,
-}
-
-pub use crate::advantage::{AdvantageEstimator, ScoreSlot};
-
-pub use crate::distill::DistillConfig;
-pub use crate::loss::preference::{CpoConfig, DpoConfig, OrpoConfig, SimpoConfig};
-pub use crate::offline::kto::KtoConfig;
-
-/// Values, written as one value or as a list of values.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub struct OneOrMany<T>(pub Vec<T>);
-
-/// Names of files, models or tasks.
-pub type Names = OneOrMany<String>;
-
-impl<T> Default for OneOrMany<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> serde::de::Visitor<'de> for Visitor<T> {
-            type Value = Vec<T>;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a text in quotes, or a list of texts")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<T>, E> {
-                let one: StrDeserializer<'_, E> = text.into_deserializer();
-                Ok(vec![T::deserialize(one)?])
-            }
-
-            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
-                std::iter::from_fn(|| list.next_element().transpose()).collect()
-            }
-        }
-
-        deserializer.deserialize_any(Visitor(PhantomData)).map(Self)
-    }
 }
 
 /// The `[ppo]` section. Where other implementations differ, `docs/ppo.md` names the default.
@@ -375,32 +332,6 @@ impl PpoConfig {
         }
         Ok(())
     }
-}
-
-/// Refuses the value of a setting.
-pub(crate) fn refuse(
-    section: &'static str,
-    key: &'static str,
-    value: &dyn fmt::Display,
-    wanted: &str,
-) -> Result<(), Error> {
-    Err(Error::Setting { section, key, value: value.to_string(), wanted: wanted.to_owned() })
-}
-
-/// Refuses a number that is not above 0.
-pub(crate) fn positive(section: &'static str, key: &'static str, value: f64) -> Result<(), Error> {
-    if value.is_finite() && value > 0.0 {
-        return Ok(());
-    }
-    refuse(section, key, &value, "must be more than 0")
-}
-
-/// Refuses a number below 0.
-pub(crate) fn not_negative(section: &'static str, key: &'static str, value: f64) -> Result<(), Error> {
-    if value.is_finite() && value >= 0.0 {
-        return Ok(());
-    }
-    refuse(section, key, &value, "must be 0 or more")
 }
 
 #[cfg(test)]

@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
-use crate::config::{not_negative, positive, refuse};
 use crate::event::Metrics;
+use crate::setting::{not_negative, positive, refuse};
 use crate::sft::Sft;
 use crate::sums::Sums;
 use crate::trainer::Objective;

@@ -27,6 +27,7 @@ pub mod reward;
 pub mod rollout;
 pub mod run;
 pub mod score;
+mod setting;
 pub mod sft;
 pub mod sums;
 pub mod trainer;

@@ -19,13 +19,14 @@
 mod policy;
 pub mod preference;
 mod reduction;
+mod statistics;
 mod value;
 
 pub use policy::{PolicyClip, PolicyLoss, PolicyStatistics, policy_loss};
 pub use reduction::LossAggMode;
 pub use value::{ValueLoss, ValueStatistics, value_loss};
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::{Error, check};
 
@@ -64,24 +65,6 @@ pub fn entropy_loss(entropies: &Tensor, weights: Option<&Tensor>, coefficient: f
     let entropies = check::upcast_to_fp32(entropies);
     let weighted = weights.map_or_else(|| entropies.shallow_clone(), |weights| &entropies * weights);
     weighted.sum(None) * -coefficient
-}
-
-/// Returns `values` as a constant of the loss: checked against the shape of `like`, detached, in fp32 at
-/// least.
-fn detached_like(what: &'static str, values: &Tensor, like: &Tensor) -> Result<Tensor, Error> {
-    check::shape(what, values, &like.size())?;
-    Ok(check::upcast_to_fp32(&values.detach()))
-}
-
-/// Sums several quantities over the tokens, with one transfer from the device.
-fn sums<const K: usize>(quantities: [Tensor; K]) -> [f64; K] {
-    check::to_f64_vec(&device_sums(quantities)).try_into().expect("one sum for each quantity")
-}
-
-/// Sums several quantities over the tokens, `[K]` in fp64 on their device.
-fn device_sums<const K: usize>(quantities: [Tensor; K]) -> Tensor {
-    let quantities = quantities.map(|quantity| quantity.detach().to_kind(Kind::Double));
-    Tensor::stack(&quantities, 0).flatten(1, -1).sum_dim_intlist(1, false, Kind::Double)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::ops::AddAssign;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-use super::{detached_like, device_sums};
+use super::statistics::device_sums;
 use crate::{Error, check};
 
 /// The clip range of the policy loss.
@@ -87,8 +87,8 @@ pub fn policy_loss(
     weights: Option<&Tensor>,
     clip: &PolicyClip,
 ) -> Result<PolicyLoss, Error> {
-    let advantages = detached_like("the advantages", advantages, logprobs)?;
-    let old_logprobs = detached_like("the old log-probabilities", old_logprobs, logprobs)?;
+    let advantages = check::detached_like("the advantages", advantages, logprobs)?;
+    let old_logprobs = check::detached_like("the old log-probabilities", old_logprobs, logprobs)?;
     let mut log_ratio = check::upcast_to_fp32(logprobs) - old_logprobs;
     if let Some(limit) = clip.log_ratio {
         log_ratio = log_ratio.clamp(-limit, limit);
@@ -101,7 +101,7 @@ pub fn policy_loss(
         losses = losses.where_self(&advantages.ge(0.0), &losses.minimum(&(&advantages * -most)));
     }
     if let Some(weights) = weights {
-        losses *= detached_like("the weights", weights, logprobs)?;
+        losses *= check::detached_like("the weights", weights, logprobs)?;
     }
     let loss = losses.sum(None);
 

@@ -41,7 +41,7 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::Error;
-use crate::config::{OneOrMany, not_negative, positive, refuse};
+use crate::setting::{OneOrMany, not_negative, positive, refuse};
 
 /// The pairs of a micro-batch, as their loss sees them. Tensors are `[B]`.
 #[derive(Debug)]

@@ -1,5 +1,7 @@
 //! Losses against hand-worked numbers, closed-form gradients and what must hold for any split.
 
+use tch::Kind;
+
 use super::*;
 
 fn vector(values: &[f64]) -> Tensor {

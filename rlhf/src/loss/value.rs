@@ -9,7 +9,7 @@ use std::ops::AddAssign;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
-use super::{detached_like, sums};
+use super::statistics::sums;
 use crate::{Error, check};
 
 /// The value loss of some slots.
@@ -73,8 +73,8 @@ pub fn value_loss(
     returns: &Tensor,
     clip: Option<f64>,
 ) -> Result<ValueLoss, Error> {
-    let old_values = detached_like("the old values", old_values, values)?;
-    let returns = detached_like("the returns", returns, values)?;
+    let old_values = check::detached_like("the old values", old_values, values)?;
+    let returns = check::detached_like("the returns", returns, values)?;
     let values = check::upcast_to_fp32(values);
 
     let unclipped = (&values - &returns).square();

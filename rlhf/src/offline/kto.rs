@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
 use super::{Completions, OfflineLoss, Sequence, StepCounts};
-use crate::config::{not_negative, positive};
+use crate::setting::{not_negative, positive};
 use crate::sums::Sums;
 use crate::{Error, check};
 
