@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::bbq::{self, Bias};
+use crate::metric_value::MetricValue;
 use crate::python_random::PythonRandom;
-use crate::score::MetricValue;
 use crate::statistics::{clustered_mean, clustered_rate, estimate, wilson};
 
 /// How the scores of documents become one number.

@@ -8,12 +8,11 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use datasets::{RowTemplate, TemplateRow};
+use datasets::{Row, RowTemplate, TemplateRow};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::Error;
-use crate::document::Document;
 use crate::text_filters::TEXT_FILTERS;
 
 /// The columns that a program has in addition to those of the row. They hide columns of the same name.
@@ -79,17 +78,17 @@ impl CodeExecution {
         Ok(RowTemplate::new("code_execution.program", &self.program, TEXT_FILTERS)?)
     }
 
-    /// The program that tests each of `replies`.
+    /// The program that tests each of `replies`, for a row with the right answer `target`.
     pub(crate) fn programs<'r>(
         &self,
-        document: &Document,
+        row: &Row,
+        target: &str,
         replies: impl Iterator<Item = &'r str>,
     ) -> Result<Vec<Program>, Error> {
         let template = self.template()?;
-        let target = document.target.text(&document.choices)?;
         let timeout = Duration::from_secs_f64(self.timeout);
         let program = |reply: &str| {
-            let mut columns: Map<String, Value> = document.row.clone();
+            let mut columns = row.clone();
             columns.insert(REPLY.to_owned(), Value::from(reply));
             columns.insert(TARGET.to_owned(), Value::from(target));
             Ok(Program { source: template.text(&TemplateRow::new(&columns))?, timeout })

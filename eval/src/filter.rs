@@ -12,6 +12,7 @@
 
 mod choices;
 mod map;
+mod selected;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,11 +21,10 @@ use crate::math_answer::boxed;
 use crate::number_words;
 use crate::python_regex::PythonRegex;
 use crate::python_text::{is_space, strip};
-pub use choices::MultipleChoice;
+pub use choices::{Document, MultipleChoice};
 pub use map::{PatternMap, PatternValue};
-
-/// The text that stands for a missing answer.
-pub const INVALID: &str = "[invalid]";
+pub use selected::INVALID;
+use selected::{invalid, select};
 
 /// A named list of filters; each gets what the one before it returned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -121,19 +121,6 @@ pub struct MapRegex {
     /// Whether the reply is searched in lower case.
     #[serde(default)]
     pub ignore_case: bool,
-}
-
-fn invalid() -> String {
-    INVALID.to_owned()
-}
-
-/// What a filter may know about the document of a reply.
-#[derive(Clone, Copy, Debug)]
-pub struct Document<'a> {
-    /// The question, for filters that read choices or words in it.
-    pub input: &'a str,
-    /// The texts of the choices, without letters.
-    pub choices: &'a [String],
 }
 
 /// A reply after a filter.
@@ -273,15 +260,6 @@ impl MapRegex {
         let text = if self.ignore_case { text.to_lowercase() } else { text.to_owned() };
         self.regex_pattern_to_value.find(&text, self.group_select)
     }
-}
-
-/// One item of what the pattern finds: the whole match, or the only group, or of several groups the first
-/// that is not empty; without white space at its ends.
-fn select(pattern: &PythonRegex, text: &str, select: isize) -> Result<Option<String>, Error> {
-    let Some(groups) = pattern.find(text, select)? else { return Ok(None) };
-    let several = groups.len() > 1;
-    let group = groups.into_iter().find(|group| !several || !group.is_empty());
-    Ok(group.map(|group| strip(group).to_owned()))
 }
 
 /// The reply with the most copies; of several, the one that comes first.

@@ -38,16 +38,7 @@ use crate::Error;
 use crate::python_text::strip;
 use arguments::Arguments;
 use kind::Check;
-pub use kind::ids;
-
-/// How surely a verdict is the one of lm-evaluation-harness.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Agreement {
-    /// It is the same for every reply.
-    Exact,
-    /// It may differ for some replies, or the harness itself draws at random.
-    Approximate,
-}
+pub use kind::{Agreement, ids};
 
 /// One instruction of a prompt, ready to be checked.
 pub struct Instruction {

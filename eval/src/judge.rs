@@ -14,6 +14,8 @@
 //! is a loss; they do not count. This module does not know how a model is run.
 
 mod answering;
+mod answers;
+mod judgement;
 mod pairwise;
 mod prompt;
 mod question;
@@ -22,36 +24,23 @@ pub mod results;
 mod verdict;
 
 use datasets::{Message, Row};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Error;
-use crate::request::{LanguageModel, Prompt, Request, Response, sha256};
+use crate::request::{LanguageModel, Prompt, Request, Response};
 use crate::request_set::Progress;
 use crate::request_set::RequestSet;
 use crate::response_cache::ResponseCache;
 pub use answering::{AnswerSettings, AnswerSheet, answer, common, mt_bench_temperature};
+pub use answers::Answers;
+use answers::check;
+use judgement::Heard;
+pub use judgement::JudgedBy;
 pub use pairwise::{Comparison, GroupRate, JudgedPair, Order, Outcome, Rewards, compare_rewards, standings};
 pub use prompt::JudgePrompt;
 pub use question::{Question, add_references};
 pub use rating::{GroupMean, Rated, RatedTurn};
 pub use verdict::{Preference, VerdictKind, preference, rating};
-
-/// With fewer items than this, intervals say little.
-const FEW: usize = 30;
-/// A larger share of unreadable verdicts is worth a warning.
-const MANY_UNPARSED: f64 = 0.05;
-
-/// The answers of one model to a list of questions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answers {
-    /// The name of the model.
-    pub model: String,
-    /// The hash of the model.
-    pub digest: String,
-    /// For each question, one reply for each turn.
-    pub replies: Vec<Vec<String>>,
-}
 
 /// A model with the prompts that make it a judge.
 pub struct Judge<'a> {
@@ -68,28 +57,6 @@ pub enum Round {
     Verdicts,
     /// The items whose verdict could not be read. Their number is known after the first round.
     Reminders,
-}
-
-/// Who judged, and by which rules.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JudgedBy {
-    /// The name of the judge.
-    pub judge: String,
-    /// The hash of the judge.
-    pub digest: String,
-    /// Prompts, questions, judge and, in a comparison, the answers of the baseline in short. Judgements are
-    /// comparable exactly if their ids are equal.
-    pub protocol_id: String,
-}
-
-/// What the judge said about one item.
-#[derive(Clone, Debug, PartialEq)]
-struct Heard<T> {
-    verdict: Option<T>,
-    /// Why the judge gave no answer. Without it and without a verdict, the replies could not be read.
-    failed: Option<String>,
-    /// The replies: the second one follows the reminder.
-    replies: Vec<String>,
 }
 
 /// One turn of a question.
@@ -298,87 +265,6 @@ impl Judge<'_> {
         }
         warnings
     }
-}
-
-impl<T> Heard<T> {
-    /// Takes the next answer of the judge.
-    fn take(&mut self, response: Response, read: impl Fn(&str) -> Option<T>) -> Result<(), Error> {
-        match response {
-            Response::Reply { text, .. } => {
-                self.verdict = read(&text);
-                self.replies.push(text);
-            }
-            Response::Failed { problem } => self.failed = Some(problem),
-            Response::Loglikelihood { .. } => return Err(Error::WrongResponse { wanted: "a reply" }),
-        }
-        Ok(())
-    }
-}
-
-impl JudgedBy {
-    fn new(
-        rules: &str,
-        questions: &[Question],
-        (judge, digest): (&str, &str),
-        baseline: Option<&Answers>,
-    ) -> Self {
-        let short = |hash: &str| hash.chars().take(8).collect::<String>();
-        let text = serde_json::to_string(questions).expect("questions are plain data");
-        let (n, hash) = (questions.len(), short(&sha256(text.as_bytes())));
-        // The hash of the answers and not of a model: other answers are another baseline.
-        let against = baseline.map_or_else(String::new, |baseline| {
-            let text = serde_json::to_string(&baseline.replies).expect("replies are plain data");
-            format!("/baseline#{}", short(&sha256(text.as_bytes())))
-        });
-        let protocol_id = format!("{rules}@{n}questions#{hash}/judge#{}{against}", short(digest));
-        Self { judge: judge.to_owned(), digest: digest.to_owned(), protocol_id }
-    }
-}
-
-/// Whether there are questions, and a reply to each turn.
-fn check(task: &str, questions: &[Question], answers: &[&Answers]) -> Result<(), Error> {
-    if questions.is_empty() {
-        return Err(Error::NoDocuments { task: task.to_owned() });
-    }
-    for answers in answers {
-        let (left, right) = (questions.len(), answers.replies.len());
-        if left != right {
-            return Err(Error::Unpaired { left, right });
-        }
-        for (row, (question, replies)) in questions.iter().zip(&answers.replies).enumerate() {
-            let (turns, got) = (question.turns.len(), replies.len());
-            if turns != got || turns == 0 {
-                let problem =
-                    format!("has {got} replies of {}, and the question has {turns} turns", answers.model);
-                let source = Box::new(Error::BadColumn { key: "turns", problem });
-                return Err(Error::InRow { task: task.to_owned(), row, source });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// A warning if there are few independent items that have a verdict.
-fn warning_of_few(what: &str, judged: usize) -> Option<String> {
-    (judged < FEW)
-        .then(|| format!("there are {judged} judged {what}, and fewer than {FEW} say little: judge more"))
-}
-
-/// Warnings about items that have no verdict.
-fn warnings_of_missing(what: &str, judged: usize, unparsed: usize, failed: usize) -> Vec<String> {
-    let mut warnings = Vec::new();
-    if unparsed as f64 > MANY_UNPARSED * (judged + unparsed) as f64 {
-        warnings.push(format!(
-            "{unparsed} {what} have no verdict that can be read and do not count: use a judge that keeps to its \
-             format"
-        ));
-    }
-    if failed > 0 {
-        warnings.push(format!(
-            "{failed} {what} were not answered and do not count; the same command asks them again"
-        ));
-    }
-    warnings
 }
 
 /// The answer of a judge, unless it did not see the beginning of its prompt, where the question and the first

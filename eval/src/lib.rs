@@ -30,6 +30,7 @@ pub mod judge;
 pub mod longbench;
 pub mod math_answer;
 pub mod metric;
+mod metric_value;
 mod nan_as_null;
 pub mod number_words;
 pub mod page;

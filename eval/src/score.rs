@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::aggregate::Aggregation;
-use crate::bbq::{self, Bias};
+use crate::bbq;
 use crate::code_execution::{self, Program};
 use crate::document::{Document, Target};
 use crate::exact_match::{ExactMatch, Verdict};
@@ -20,24 +20,7 @@ use crate::request::Response;
 use crate::statistics::pass_at_k;
 use crate::task::{MetricConfig, OutputType, Task};
 
-/// What one metric says about one document.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum MetricValue {
-    /// One number.
-    Number(f64),
-    /// A total and what it is divided by in the end, such as a log-likelihood and a number of words.
-    Weighted {
-        /// The total.
-        total: f64,
-        /// What it counts.
-        weight: f64,
-    },
-    /// Several numbers that count the same in the end.
-    Several(Vec<f64>),
-    /// What an answer says about bias.
-    Bias(Bias),
-}
+pub use crate::metric_value::MetricValue;
 
 /// A metric of a document.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -77,8 +60,8 @@ pub struct Scored {
 pub fn programs(task: &Task, document: &Document, responses: &[Response]) -> Result<Vec<Program>, Error> {
     let Some(execution) = &task.code_execution else { return Ok(Vec::new()) };
     let filtered = filtered(task, document, responses)?;
-    let answers = filtered.iter().flat_map(|(_, answers)| answers);
-    execution.programs(document, answers.map(|answer| answer.text.as_str()))
+    let answers = filtered.iter().flat_map(|(_, answers)| answers).map(|answer| answer.text.as_str());
+    execution.programs(&document.row, document.target.text(&document.choices)?, answers)
 }
 
 /// Scores a document. `responses` are the answers to its requests; none of them may be

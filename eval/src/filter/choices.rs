@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Document, invalid, select};
+use super::selected::{invalid, select};
 use crate::Error;
 use crate::python_regex::PythonRegex;
 use crate::python_text::{is_space, remove_punctuation, strip};
@@ -35,6 +35,15 @@ pub struct MultipleChoice {
     pub regexes_to_ignore: Vec<PythonRegex>,
     /// The pattern that finds the choices in the input. Without it, they are those of the document.
     pub choices_pattern: Option<PythonRegex>,
+}
+
+/// What a filter may know about the document of a reply.
+#[derive(Clone, Copy, Debug)]
+pub struct Document<'a> {
+    /// The question, for filters that read choices or words in it.
+    pub input: &'a str,
+    /// The texts of the choices, without letters.
+    pub choices: &'a [String],
 }
 
 impl MultipleChoice {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::select;
+use super::selected::select;
 use crate::Error;
 use crate::python_regex::PythonRegex;
 

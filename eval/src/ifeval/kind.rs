@@ -2,7 +2,7 @@
 
 use super::arguments::Arguments;
 use super::pattern::{Pattern, anywhere, whole_word};
-use super::{Agreement, case, language, layout, sentence, word};
+use super::{case, language, layout, sentence, word};
 use crate::Error;
 use crate::python_text::strip;
 
@@ -13,6 +13,15 @@ pub(super) struct Kind {
     pub(super) fields: &'static [&'static str],
     /// Makes the check of one instruction from its arguments.
     pub(super) read: fn(&Arguments) -> Result<Check, Error>,
+}
+
+/// How surely a verdict is the one of lm-evaluation-harness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agreement {
+    /// It is the same for every reply.
+    Exact,
+    /// It may differ for some replies, or the harness itself draws at random.
+    Approximate,
 }
 
 /// The check of one instruction.

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use datasets::Row;
 use serde_json::{Value, json};
 
-use super::question::{choice, id, present, texts, wrong};
-use super::{Answers, Question};
+use super::answers::Answers;
+use super::question::{Question, choice, id, present, texts, wrong};
 use crate::Error;
 use crate::request::{LanguageModel, Prompt, Request, Response, sha256};
 use crate::request_set::Progress;

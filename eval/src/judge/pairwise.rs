@@ -15,9 +15,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Answers, Heard, JudgedBy, Preference, Question, VerdictKind, check, warning_of_few, warnings_of_missing,
-};
+use super::answers::{Answers, check};
+use super::judgement::{Heard, JudgedBy, warning_of_few, warnings_of_missing};
+use super::question::Question;
+use super::verdict::{Preference, VerdictKind};
 use crate::Error;
 use crate::statistics::{
     Anchor, Estimate, Judgement, LengthControlled, Ratings, Tally, Vote, bradley_terry, length_controlled,

@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use datasets::{Message, Row, RowTemplate, TemplateRow};
 use serde::Deserialize;
 
-use super::{Question, VerdictKind};
+use super::question::Question;
+use super::verdict::VerdictKind;
 use crate::Error;
 use crate::request::sha256;
 

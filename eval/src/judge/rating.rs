@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{JudgedBy, warning_of_few, warnings_of_missing};
+use super::judgement::{JudgedBy, warning_of_few, warnings_of_missing};
 use crate::Error;
 use crate::statistics::{Estimate, clustered_mean, mean_of_items};
 

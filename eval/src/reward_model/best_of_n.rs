@@ -26,8 +26,8 @@
 
 use serde::Serialize;
 
-use super::ScoredEntry;
-use super::data::Facts;
+use super::entry::Facts;
+use super::scored::ScoredEntry;
 use crate::Error;
 use crate::statistics::{Estimate, estimate};
 

@@ -9,7 +9,7 @@
 use datasets::record::Row;
 use datasets::{Error, Message, RowLocation};
 
-use super::data::{Entry, Facts, text, wrong};
+use super::entry::{Entry, Facts, text, wrong};
 
 const INSTRUCTION: &str = "###The instruction to evaluate:\n";
 const RESPONSE: &str = "\n\n###Response to evaluate:\n";

@@ -13,7 +13,7 @@
 
 use serde::Serialize;
 
-use super::ScoredPair;
+use super::scored::ScoredPair;
 use crate::Error;
 use crate::statistics::{Estimate, pearson, spearman, wilson};
 

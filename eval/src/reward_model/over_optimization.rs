@@ -21,7 +21,7 @@ use datasets::{Row, RowLocation, TableReader};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::data::{need, wrong};
+use super::entry::{need, wrong};
 use crate::Error;
 use crate::statistics::{Estimate, estimate};
 

@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::ScoredPair;
 use super::length::{LengthReport, length_report};
+use super::scored::ScoredPair;
 use crate::Error;
 use crate::statistics::{Calibration, Estimate, calibration, quantile, wilson, win_rate};
 

@@ -23,9 +23,9 @@ use std::collections::BTreeMap;
 use datasets::RowLocation;
 use serde::Serialize;
 
-use super::ScoredEntry;
-use super::data::{Facts, wrong};
+use super::entry::{Facts, wrong};
 use super::reward_bench::is_ties;
+use super::scored::ScoredEntry;
 use crate::Error;
 use crate::statistics::{Estimate, Vote, weighted_rate};
 

@@ -5,9 +5,10 @@ mod benchmarks;
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-use super::{
-    BestOfN, CurvePoint, FileReport, GroupReport, OverOptimization, PairReport, RewardModelReport, Spread,
-};
+use super::best_of_n::BestOfN;
+use super::numbers::{FileReport, RewardModelReport};
+use super::over_optimization::{CurvePoint, OverOptimization};
+use super::pairs::{GroupReport, PairReport, Spread};
 use crate::page::number::{number, optional, or_nothing};
 use crate::page::{Table, escape_markdown};
 use crate::statistics::Estimate;

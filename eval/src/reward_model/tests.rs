@@ -4,7 +4,9 @@
 use std::path::Path;
 
 use datasets::{Message, RowLocation};
+use serde_json::{Value, json};
 
+use super::data::{DataFile, Entry, Facts, FileKind};
 use super::*;
 use crate::page::tests::check_page;
 use crate::statistics::Estimate;

@@ -12,8 +12,8 @@
 //! two-sided test of 1/2, which doubles the smaller tail, has a p-value below 0.05. This file does not know
 //! what was counted.
 
-use super::CONFIDENCE;
 use super::distribution::regularized_beta;
+use super::estimate::CONFIDENCE;
 
 /// The ends of the interval of the probability of `successes` out of `n`, which is above 0.
 pub(super) fn clopper_pearson(successes: f64, n: f64) -> (f64, f64) {

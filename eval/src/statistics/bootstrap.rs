@@ -8,7 +8,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use super::CONFIDENCE;
+use super::estimate::CONFIDENCE;
 use crate::Error;
 
 /// Seed of the `ChaCha8` stream that draws the resamples.

@@ -23,33 +23,20 @@
 //!
 //! This file does not know who judged.
 
+mod comparisons;
 mod connectivity;
+mod fit;
 mod interval;
 
 use serde::{Deserialize, Serialize};
 
 use super::bootstrap::check_resamples;
-use super::newton::{LogLikelihood, log_sigmoid, maximize, sigmoid};
-use super::total;
 use crate::Error;
+use comparisons::Comparisons;
+pub use comparisons::Tally;
 use connectivity::separated;
+use fit::fit;
 use interval::intervals;
-
-/// The outcomes of the comparisons of two models. A pair may have several tallies, in either order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Tally {
-    /// One model.
-    pub first: String,
-    /// The other model.
-    pub second: String,
-    /// Comparisons that `first` won.
-    pub wins: u64,
-    /// Comparisons without a winner.
-    pub ties: u64,
-    /// Comparisons that `second` won.
-    pub losses: u64,
-}
 
 /// The model whose rating is given.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,9 +73,6 @@ pub struct Ratings {
     pub undetermined: usize,
 }
 
-/// One Newton step costs the cube of the number of models.
-const MOST_MODELS: usize = 1000;
-
 /// The ratings of the models of all tallies, with intervals from `resamples` bootstrap resamples (1000 is
 /// usual; 0 for no intervals). Each entry of `clusters` has the comparisons that are drawn together; entries
 /// are independent of one another.
@@ -118,137 +102,4 @@ pub fn bradley_terry(clusters: &[Vec<Tally>], anchor: Anchor, resamples: usize) 
     let mut models: Vec<Rating> = strengths.iter().enumerate().map(rating).collect();
     models.sort_by(|left, right| right.rating.total_cmp(&left.rating));
     Ok(Ratings { models, resamples, undetermined })
-}
-
-/// What the comparisons of two models in one cluster gave: points for both.
-#[derive(Clone, Copy)]
-struct Outcome {
-    first: usize,
-    second: usize,
-    /// The index of the cluster.
-    cluster: usize,
-    /// The points of the first and of the second; together, the number of comparisons.
-    points: [f64; 2],
-}
-
-/// The tallies with models as indices.
-struct Comparisons<'a> {
-    /// The names, ascending.
-    models: Vec<&'a str>,
-    anchor: usize,
-    outcomes: Vec<Outcome>,
-    clusters: usize,
-}
-
-impl<'a> Comparisons<'a> {
-    fn new(clusters: &'a [Vec<Tally>], anchor: &str) -> Result<Self, Error> {
-        let tallies = || clusters.iter().flatten();
-        if let Some(tally) = tallies().find(|tally| tally.first == tally.second) {
-            return Err(Error::SelfComparison { model: tally.first.clone() });
-        }
-        let mut models: Vec<&str> =
-            tallies().flat_map(|tally| [tally.first.as_str(), tally.second.as_str()]).collect();
-        models.sort_unstable();
-        models.dedup();
-        if models.len() > MOST_MODELS {
-            let (field, fix) = ("the number of models".into(), "rate fewer models at once");
-            let (got, low, high) = (models.len() as f64, 2.0, MOST_MODELS as f64);
-            return Err(Error::OutOfRange { field, got, low, high, fix });
-        }
-        let index = |name: &str| models.binary_search(&name);
-        let unknown = |_| Error::UnknownAnchor {
-            model: anchor.into(),
-            known: models.iter().map(|&name| name.into()).collect(),
-        };
-        let anchor = index(anchor).map_err(unknown)?;
-
-        let counts: Vec<u64> = tallies().flat_map(|tally| [tally.wins, tally.ties, tally.losses]).collect();
-        total("comparisons of a rating", &counts)?;
-        let outcome = |(cluster, tally): (usize, &Tally)| {
-            let [first, second] =
-                [&tally.first, &tally.second].map(|name| index(name).expect("all names are in the list"));
-            let half = 0.5 * tally.ties as f64;
-            Outcome { first, second, cluster, points: [tally.wins as f64 + half, tally.losses as f64 + half] }
-        };
-        let of_cluster =
-            |(cluster, tallies): (usize, &'a Vec<Tally>)| tallies.iter().map(move |tally| (cluster, tally));
-        let outcomes = clusters.iter().enumerate().flat_map(of_cluster).map(outcome).collect();
-        Ok(Self { models, anchor, outcomes, clusters: clusters.len() })
-    }
-
-    /// The points of each model against each other one, if each cluster occurs as often as `counts` says.
-    fn points(&self, counts: &[u32]) -> Points {
-        let mut points = Points { models: self.models.len(), of: vec![0.0; self.models.len().pow(2)] };
-        for outcome in &self.outcomes {
-            let Outcome { first, second, cluster, points: [won, lost] } = *outcome;
-            let count = f64::from(counts[cluster]);
-            points.of[first * points.models + second] += won * count;
-            points.of[second * points.models + first] += lost * count;
-        }
-        points
-    }
-
-    fn of_model(&self, model: usize) -> u64 {
-        let with_model =
-            self.outcomes.iter().filter(|outcome| [outcome.first, outcome.second].contains(&model));
-        with_model.map(|outcome| outcome.points[0] + outcome.points[1]).sum::<f64>() as u64
-    }
-}
-
-/// The points `w_ij` of model i against model j.
-struct Points {
-    models: usize,
-    /// `[models, models]`, row by row
-    of: Vec<f64>,
-}
-
-impl Points {
-    fn get(&self, model: usize, other: usize) -> f64 {
-        self.of[model * self.models + other]
-    }
-}
-
-/// The strengths relative to the anchor, whose own is 0. `start` is a guess.
-fn fit(points: &Points, anchor: usize, start: Option<&[f64]>) -> Result<Vec<f64>, Error> {
-    let zeros = vec![0.0; points.models];
-    let mut start = start.unwrap_or(&zeros).to_vec();
-    start.remove(anchor);
-    let with_anchor = |free: &[f64]| {
-        let mut strengths = free.to_vec();
-        strengths.insert(anchor, 0.0);
-        strengths
-    };
-    let evaluate = |free: &[f64]| log_likelihood(points, anchor, &with_anchor(free));
-    Ok(with_anchor(&maximize("a Bradley-Terry rating", start, evaluate)?))
-}
-
-/// The log-likelihood as a function of all strengths but the anchor's.
-fn log_likelihood(points: &Points, anchor: usize, strengths: &[f64]) -> LogLikelihood {
-    let k = points.models - 1;
-    let (mut value, mut gradient, mut hessian) = (0.0, vec![0.0; k], vec![0.0; k * k]);
-    // Where a model is among the free ones.
-    let free = |model: usize| (model != anchor).then(|| model - usize::from(model > anchor));
-    for i in 0..points.models {
-        for j in 0..i {
-            let (won, lost) = (points.get(i, j), points.get(j, i));
-            if won + lost == 0.0 {
-                continue;
-            }
-            let difference = strengths[i] - strengths[j];
-            let (win, loss) = (sigmoid(difference), sigmoid(-difference));
-            value += won * log_sigmoid(difference) + lost * log_sigmoid(-difference);
-            let (slope, weight) = (won * loss - lost * win, (won + lost) * win * loss);
-
-            for (model, sign) in [(free(i), 1.0), (free(j), -1.0)] {
-                if let Some(model) = model {
-                    gradient[model] += sign * slope;
-                    hessian[model * k + model] += weight;
-                }
-            }
-            if let (Some(row), Some(column)) = (free(i), free(j)) {
-                hessian[row * k + column] -= weight;
-            }
-        }
-    }
-    LogLikelihood { value, gradient, negative_hessian: hessian }
 }

@@ -25,7 +25,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Estimate, check_finite, student_factor, wilson_interval};
+use super::check::check_finite;
+use super::estimate::{Estimate, student_factor, wilson_interval};
 use crate::Error;
 
 /// Mean over items with the cluster-robust standard error and Student's 95 % interval.

@@ -5,7 +5,7 @@
 //! (Spearman 1904, American Journal of Psychology 15, p. 72): 1 on any rising curve. This file does not know
 //! what was measured.
 
-use super::check_finite;
+use super::check::check_finite;
 use crate::Error;
 
 /// Pearson's correlation coefficient, from -1 to 1.

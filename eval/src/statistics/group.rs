@@ -21,7 +21,8 @@
 //! All of them treat the tasks as fixed: the error is that of the items, not that of the choice of tasks.
 //! This file does not know what the tasks are.
 
-use super::{Estimate, total_weight, two_sided_normal, wilson_interval};
+use super::check::total_weight;
+use super::estimate::{Estimate, two_sided_normal, wilson_interval};
 use crate::Error;
 
 /// What a task counts in the mean of its group.
@@ -35,7 +36,7 @@ pub enum Weighting {
 
 /// Mean and standard error of a group, equal to those of lm-evaluation-harness.
 ///
-/// `standard_error` of each task must come from a variance with n - 1, as [`super::estimate`] computes it.
+/// `standard_error` of each task must come from a variance with n - 1, as [`super::estimate()`] computes it.
 /// The result has `n` = N, and a normal 95 % interval. At least one task needs two items.
 pub fn group_mean(tasks: &[Estimate], weighting: Weighting) -> Result<Estimate, Error> {
     check(tasks)?;

@@ -23,8 +23,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::estimate::{Estimate, two_sided_normal, wilson_interval};
 use super::newton::{LogLikelihood, log_sigmoid, maximize, sigmoid, solve};
-use super::{Estimate, two_sided_normal, wilson_interval};
 use crate::Error;
 
 /// One judgement of a reply against the baseline's reply to the same prompt.

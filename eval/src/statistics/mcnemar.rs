@@ -7,7 +7,7 @@
 //!
 //! This file does not know how an answer is judged.
 
-use super::total;
+use super::check::total;
 use crate::Error;
 
 /// The exact two-sided p-value for `first_only` items that only the first system has right and `second_only`

@@ -13,8 +13,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cluster::clustered_mean;
 use super::distribution::student_t_two_sided;
-use super::{Estimate, clustered_mean, estimate, has_spread};
+use super::estimate::{Estimate, estimate, has_spread};
 use crate::Error;
 
 /// The mean difference between two systems on the same items.

@@ -27,7 +27,8 @@
 //! This file does not know how an answer is judged.
 
 use super::binomial::clopper_pearson;
-use super::{total, wilson_interval};
+use super::check::total;
+use super::estimate::wilson_interval;
 use crate::Error;
 
 /// How often two systems are right on the same items.

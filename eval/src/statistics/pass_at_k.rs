@@ -8,7 +8,7 @@
 //! ```
 //!
 //! `1 - (1 - c/n)^k`, which is often used instead, is too small. The estimates of several tasks are averaged
-//! with [`super::estimate`]. This file does not know what makes a sample correct.
+//! with [`super::estimate()`]. This file does not know what makes a sample correct.
 
 use crate::Error;
 

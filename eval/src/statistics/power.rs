@@ -10,7 +10,8 @@
 //! probability of a significant result with the wrong sign, about 1e-6, is neglected). This file does not
 //! know what was measured.
 
-use super::{normal_quantile, two_sided_normal};
+use super::distribution::normal_quantile;
+use super::estimate::two_sided_normal;
 use crate::Error;
 
 /// The probability with which a difference of the stated size is found.

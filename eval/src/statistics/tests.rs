@@ -6,6 +6,7 @@ mod limits;
 mod properties;
 
 use super::*;
+use crate::Error;
 
 #[track_caller]
 fn assert_close(got: f64, expected: f64, tolerance: f64) {

@@ -24,7 +24,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{CONFIDENCE, Estimate, student_factor, student_t_quantile, total_weight, wilson_interval};
+use super::check::total_weight;
+use super::distribution::student_t_quantile;
+use super::estimate::{CONFIDENCE, Estimate, student_factor, wilson_interval};
 use crate::Error;
 
 /// One item of a weighted rate.

@@ -5,7 +5,8 @@
 //! n. Ties make scores vary less, so this interval is somewhat wider than needed if there are ties. In
 //! exchange it has a width even if all judgements were ties. This file does not know who judged.
 
-use super::{Estimate, total, wilson_interval};
+use super::check::total;
+use super::estimate::{Estimate, wilson_interval};
 use crate::Error;
 
 /// The win rate with its standard error and a 95 % interval.

@@ -10,7 +10,7 @@ use datasets::{RowTemplate, TemplateRow};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::{Choices, Group, MetricConfig, OutputType, Task};
+use super::definition::{Choices, Group, MetricConfig, OutputType, Task};
 use crate::Error;
 use crate::few_shot::Sampler;
 use crate::filter::Pipeline;

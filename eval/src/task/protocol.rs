@@ -1,7 +1,7 @@
 //! The protocol id of a score: task, version, kind of scoring, examples, and a hash of the prompts, the right
 //! answers and the rules of scoring. Two scores are comparable exactly if their ids are equal.
 
-use super::{OutputType, Task};
+use super::definition::{OutputType, Task};
 
 impl Task {
     /// The id, such as `mmlu_anatomy/v1/multiple_choice@5shot#3f2a91c0`. `protocol_hash` is that of

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use super::definition::{Group, Task};
 use super::embedded::TASK_FILES;
-use super::{Group, Task, TaskFile, parse};
+use super::file::{TaskFile, parse, wrong_file};
 use crate::Error;
 
 /// The most levels of groups within groups.
@@ -55,7 +56,7 @@ impl Registry {
         }
         if files.is_empty() {
             let problem = "it holds no .toml file".to_owned();
-            return Err(super::file::wrong_file(path, problem, "give a folder of task files"));
+            return Err(wrong_file(path, problem, "give a folder of task files"));
         }
         files.sort();
         files.iter().try_for_each(|file| self.add(TaskFile::read(file)?, file))
@@ -68,7 +69,7 @@ impl Registry {
         for name in names {
             if self.order.contains(&name) {
                 let problem = format!("the name {name} is taken");
-                return Err(super::file::wrong_file(path, problem, "choose another name"));
+                return Err(wrong_file(path, problem, "choose another name"));
             }
             self.order.push(name);
         }

@@ -4,7 +4,7 @@
 //!
 //! This file does not know how strengths are computed.
 
-use super::Points;
+use super::comparisons::Points;
 
 /// Two groups of models such that no model of the second took a point from one of the first, or `None` if
 /// there are no such groups. `start` is any model.

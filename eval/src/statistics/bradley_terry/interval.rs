@@ -2,11 +2,12 @@
 //!
 //! This file does not know how strengths are computed.
 
-use super::super::CONFIDENCE;
-use super::super::bootstrap::{Draws, percentile_interval};
+use super::comparisons::Comparisons;
 use super::connectivity::separated;
-use super::{Comparisons, fit};
+use super::fit::fit;
 use crate::Error;
+use crate::statistics::bootstrap::{Draws, percentile_interval};
+use crate::statistics::estimate::CONFIDENCE;
 
 /// The largest number of outcomes and clusters over all resamples: a few minutes.
 const MOST_DRAWS: f64 = 1e10;

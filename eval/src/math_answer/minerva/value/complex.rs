@@ -1,6 +1,6 @@
 //! Complex numbers with the functions that answers hold, on their principal branches.
 
-use super::Function;
+use super::super::expression::Function;
 
 /// The largest whole exponent for which factors are multiplied one by one.
 const MOST_FACTORS: f64 = 1000.0;

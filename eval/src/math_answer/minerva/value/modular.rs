@@ -1,12 +1,9 @@
 //! Expressions of numbers, symbols and whole exponents modulo the prime `2^61 - 1`. A symbol, and an unknown
 //! function of known arguments, is the number that its name chooses.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
-use super::{BINOMIAL, Decimal, Expression, Function, small_integer};
-
-/// A Mersenne prime, whose products fit 128 bits.
-pub(super) const PRIME: u64 = (1 << 61) - 1;
+use super::super::expression::{BINOMIAL, Decimal, Expression, Function};
+use super::hash::{PRIME, hash};
+use super::point::small_integer;
 
 /// The value of an expression. `None` with a root or a function that has no value here, and for 1/0.
 pub(super) fn value(expression: &Expression) -> Option<u64> {
@@ -27,13 +24,6 @@ pub(super) fn value(expression: &Expression) -> Option<u64> {
         }
         _ => None,
     }
-}
-
-/// A number below the prime that data chooses.
-pub(super) fn hash(data: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    data.hash(&mut hasher);
-    hasher.finish() % PRIME
 }
 
 fn number_value(number: &Decimal) -> Option<u64> {
