@@ -8,8 +8,8 @@
 //! from outside.
 //!
 //! The text holds no control characters but line feeds and tabs. Pasted and recalled text goes through
-//! [`text::sanitize`], so what is drawn is what is sent. This module does not know sending, files or the
-//! screen around it: keys that are not its own are [`Outcome::Ignored`].
+//! [`text::sanitize`](crate::text::sanitize), so what is drawn is what is sent. This module does not know
+//! sending, files or the screen around it: keys that are not its own are [`Outcome::Ignored`].
 
 mod document;
 mod history;
@@ -25,10 +25,9 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind};
 use ratatui::layout::{Position, Rect};
 use ratatui::widgets::{Clear, Widget};
 
-use crate::text;
 use crate::theme::Theme;
 
-use document::Document;
+use document::{Document, clean};
 pub use history::History;
 use vim::Vim;
 
@@ -209,9 +208,4 @@ impl Editor {
             vim.settle(&mut self.document);
         }
     }
-}
-
-/// Prepares text from outside: all line ends become `\n`, other control characters visible.
-fn clean(text: &str) -> String {
-    text::sanitize(&text.replace("\r\n", "\n").replace('\r', "\n"))
 }

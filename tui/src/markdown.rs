@@ -13,6 +13,7 @@
 
 mod block;
 mod highlight;
+mod look;
 mod margin;
 mod render;
 mod styled;
@@ -24,29 +25,11 @@ use std::ops::Range;
 
 use ratatui::text::Line;
 
-use crate::theme::{Symbols, Theme};
 use block::Splitter;
 use highlight::Highlights;
 
-/// How a document is shown.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Look {
-    /// The width of the lines, in cells.
-    pub columns: usize,
-    /// The styles.
-    pub theme: Theme,
-    /// The characters for bars, bullets and rules.
-    pub symbols: Symbols,
-}
-
-/// A fenced or indented code block.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CodeBlock {
-    /// The language that its fence names, or nothing.
-    pub language: String,
-    /// The code, with a line feed at the end of each line.
-    pub text: String,
-}
+pub use look::Look;
+pub use render::CodeBlock;
 
 /// A Markdown text that grows piece by piece, with the wrapped lines of its finished blocks cached.
 ///

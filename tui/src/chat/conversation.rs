@@ -10,8 +10,6 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::event::Sampling;
-
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -53,6 +51,22 @@ pub struct Turn {
     /// The score of the reward model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<f64>,
+}
+
+/// How answers are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sampling {
+    /// Divides the logits; 0 takes the most likely token.
+    pub temperature: f64,
+    /// Draw from this many tokens; 0 for all.
+    pub top_k: usize,
+    /// Draw from the most likely tokens that together reach this probability.
+    pub top_p: f64,
+    /// The longest answer, in tokens.
+    pub max_new_tokens: usize,
+    /// Chooses the draws.
+    pub seed: u64,
 }
 
 /// What an answer was asked for with. Both may change during a conversation, so each answer keeps its own.

@@ -9,6 +9,8 @@ use super::conversation::{Conversation, Judgement, Role, TurnId};
 use crate::line::Statistics;
 use crate::screen::Input;
 
+pub use super::conversation::Sampling;
+
 /// Something happened.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -171,22 +173,6 @@ pub struct Alternative {
     pub logprob: f64,
     /// `log p` under the reference, in nats.
     pub reference: Option<f64>,
-}
-
-/// How answers are drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Sampling {
-    /// Divides the logits; 0 takes the most likely token.
-    pub temperature: f64,
-    /// Draw from this many tokens; 0 for all.
-    pub top_k: usize,
-    /// Draw from the most likely tokens that together reach this probability.
-    pub top_p: f64,
-    /// The longest answer, in tokens.
-    pub max_new_tokens: usize,
-    /// Chooses the draws.
-    pub seed: u64,
 }
 
 /// What happens when a conversation no longer fits into the context of the model.

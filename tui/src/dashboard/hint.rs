@@ -4,7 +4,8 @@
 //! looks at the newest rows only, so its hint goes away when the numbers are usual again. A hint is advice:
 //! no rule stops a run.
 
-use super::{Dashboard, Series, THROUGHPUT};
+use super::series::Series;
+use super::state::{Dashboard, THROUGHPUT};
 use crate::number::metric;
 
 /// The number of rows over which a rule averages.

@@ -2,8 +2,10 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
+use super::event::{Effect, Request};
 use super::layout::Pane;
-use super::{Dashboard, Effect, Overlay, Request, Status, selection, series};
+use super::state::{Dashboard, Overlay, Status};
+use super::{selection, series};
 
 /// The keys with what they do, for the help.
 pub(super) const KEYS: [(&str, &str); 11] = [

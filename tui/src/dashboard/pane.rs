@@ -5,10 +5,11 @@ use std::fmt::Write as _;
 use ratatui::layout::Rect;
 
 use super::chart::{self, Curve};
-use super::draw::{Painter, bar};
 use super::layout::{Pane, chart_cells};
+use super::painter::{Painter, bar};
 use super::selection::{Chart, charts};
-use super::{Dashboard, Memory, hint, series};
+use super::state::{Dashboard, Memory};
+use super::{hint, series};
 use crate::number;
 
 /// The number of rows over which a change is shown.

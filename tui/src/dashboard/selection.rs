@@ -4,7 +4,8 @@
 //! follow, each in a chart of its own, so every number of a run can be seen. A stage that lists none shows all
 //! metrics so.
 
-use super::{Dashboard, Series};
+use super::series::Series;
+use super::state::Dashboard;
 
 /// Metrics that are shown elsewhere, or that say nothing as a curve.
 const NOT_CHARTED: [&str; 3] = ["epoch", "tokens", "loss"];

@@ -5,8 +5,10 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
+use super::layout::Pane;
+use super::state::Overlay;
 use super::*;
-use crate::theme::ThemeName;
+use crate::theme::{Symbols, Theme, ThemeName};
 
 fn empty(theme: ThemeName, symbols: Symbols) -> Dashboard {
     Dashboard::new(Theme::new(theme), symbols)

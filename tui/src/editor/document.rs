@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use super::layout::Layout;
 use super::motion;
+use crate::text;
 
 /// How many steps can be undone.
 const STEPS: usize = 1000;
@@ -241,6 +242,11 @@ impl Step {
             _ => self.edits.push(Edit { at, removed: removed.to_owned(), inserted: inserted.to_owned() }),
         }
     }
+}
+
+/// Prepares text from outside: all line ends become `\n`, other control characters visible.
+pub(super) fn clean(text: &str) -> String {
+    text::sanitize(&text.replace("\r\n", "\n").replace('\r', "\n"))
 }
 
 #[cfg(test)]

@@ -48,6 +48,18 @@ fn cursor(text: &str, offset: usize) -> GraphemeCursor {
     GraphemeCursor::new(offset, text.len(), true)
 }
 
+/// The offset `count` clusters after the caret, at most the end of the line.
+pub(super) fn ahead(text: &str, caret: usize, count: usize) -> usize {
+    let end = line_end(text, caret);
+    (0..count).fold(caret, |offset, _| if offset < end { next(text, offset) } else { end })
+}
+
+/// The offset `count` clusters before the caret, at least the start of the line.
+pub(super) fn behind(text: &str, caret: usize, count: usize) -> usize {
+    let start = line_start(text, caret);
+    (0..count).fold(caret, |offset, _| if offset > start { previous(text, offset) } else { start })
+}
+
 /// The start of the line of `offset`.
 pub(super) fn line_start(text: &str, offset: usize) -> usize {
     text[..offset].rfind('\n').map_or(0, |feed| feed + 1)

@@ -6,8 +6,8 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::document::Document;
-use super::{clean, motion};
+use super::document::{Document, clean};
+use super::motion;
 
 /// Handles a key. Returns `false` if the key does not belong to the editor.
 pub(super) fn key(document: &mut Document, key: KeyEvent) -> bool {

@@ -11,9 +11,8 @@ mod operator;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::document::Document;
-use super::plain;
-use super::{clean, motion};
+use super::document::{Document, clean};
+use super::{motion, plain};
 use operator::{Operator, Target};
 
 /// No command needs more, and a paste with a large count would fill the memory.
@@ -168,8 +167,8 @@ impl Vim {
         let (text, caret) = (document.text(), document.caret());
         let (start, end) = (motion::line_start(text, caret), motion::line_end(text, caret));
         match character {
-            'x' => document.cut(caret..ahead(text, caret, count)),
-            'X' => document.cut(behind(text, caret, count)..caret),
+            'x' => document.cut(caret..motion::ahead(text, caret, count)),
+            'X' => document.cut(motion::behind(text, caret, count)..caret),
             'D' => document.cut(caret..end),
             'C' => {
                 document.begin_session();
@@ -177,7 +176,7 @@ impl Vim {
                 self.normal = false;
             }
             'i' => self.insert_at(document, caret),
-            'a' => self.insert_at(document, ahead(text, caret, 1)),
+            'a' => self.insert_at(document, motion::ahead(text, caret, 1)),
             'I' => self.insert_at(document, motion::first_non_blank(text, caret)),
             'A' => self.insert_at(document, end),
             'o' => self.open_line(document, end, false),
@@ -209,7 +208,7 @@ impl Vim {
     fn replace(&mut self, document: &mut Document, character: char) {
         let count = self.take_count();
         let (text, caret) = (document.text(), document.caret());
-        let end = ahead(text, caret, count);
+        let end = motion::ahead(text, caret, count);
         if motion::clusters(&text[caret..end]).count() == count {
             let new = clean(&character.to_string()).repeat(count);
             document.replace(caret..end, &new);
@@ -231,21 +230,9 @@ fn repeat(count: usize, mut step: impl FnMut() -> bool) {
     }
 }
 
-/// The offset `count` clusters after the caret, at most the end of the line.
-fn ahead(text: &str, caret: usize, count: usize) -> usize {
-    let end = motion::line_end(text, caret);
-    (0..count).fold(caret, |offset, _| if offset < end { motion::next(text, offset) } else { end })
-}
-
-/// The offset `count` clusters before the caret, at least the start of the line.
-fn behind(text: &str, caret: usize, count: usize) -> usize {
-    let start = motion::line_start(text, caret);
-    (0..count).fold(caret, |offset, _| if offset > start { motion::previous(text, offset) } else { start })
-}
-
 fn toggle_case(document: &mut Document, count: usize) {
     let (text, caret) = (document.text(), document.caret());
-    let range = caret..ahead(text, caret, count);
+    let range = caret..motion::ahead(text, caret, count);
     let mut toggled = String::new();
     for character in text[range.clone()].chars() {
         if character.is_lowercase() {

@@ -16,15 +16,24 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 
 use super::highlight::Highlights;
+use super::look::Look;
 use super::margin::{Margin, trim_end};
 use super::styled::{Spans, Styled};
 use super::table::Table;
-use super::{CodeBlock, Look};
 use crate::text;
 
 /// The most containers that may begin on one line. The parser takes time for each of them on each line, so a
 /// block with more is shown as it is written.
 const MAX_DEPTH: usize = 100;
+
+/// A fenced or indented code block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CodeBlock {
+    /// The language that its fence names, or nothing.
+    pub language: String,
+    /// The code, with a line feed at the end of each line.
+    pub text: String,
+}
 
 /// The lines of the block `source`.
 pub(super) fn render(source: &str, look: &Look, highlights: &mut Highlights) -> Vec<Line<'static>> {

@@ -4,7 +4,7 @@
 use pulldown_cmark::Alignment;
 use ratatui::text::Span;
 
-use super::Look;
+use super::look::Look;
 use super::margin::trim_end;
 use super::styled::{Spans, Styled, spans_cells};
 

@@ -7,7 +7,7 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 
 use super::*;
-use crate::theme::ThemeName;
+use crate::theme::{Symbols, Theme, ThemeName};
 
 const EVERYTHING: &str = include_str!("everything.md");
 

@@ -7,8 +7,7 @@
 use std::ops::Range;
 
 use super::super::document::Document;
-use super::super::motion;
-use super::{ahead, behind};
+use super::super::motion::{self, ahead, behind};
 
 /// What to do with a part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
