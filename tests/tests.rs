@@ -74,6 +74,9 @@ mod gemini;
 // Tensors are placed on purpose.
 mod source;
 
+// The files of a crate use one another in no circle.
+mod circles;
+
 // Folders and files: whose they are, who holds them, and what is left after a signal, a fault or a full disk.
 mod folders;
 
