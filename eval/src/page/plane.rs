@@ -67,7 +67,8 @@ impl Plane<'_> {
             line.draw(&mut svg, (x, y));
             let end = line.pieces.last().and_then(|piece| piece.last());
             if let Some(end) = end.filter(|_| self.is_numbered) {
-                let place = (x.at(end.0) + 8.0, y.at(end.1) + 4.0);
+                let gap = if line.has_marks { 8.0 } else { 4.0 };
+                let place = (x.at(end.0) + gap, y.at(end.1) + 4.0);
                 text(&mut svg, "tick end", place, "start", &(index + 1).to_string());
             }
             svg.push_str("</g>");

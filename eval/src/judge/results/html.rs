@@ -10,7 +10,7 @@ use crate::judge::{
 };
 use crate::page::chart::{Dot, dot_chart};
 use crate::page::number::percent;
-use crate::page::{self, Column, Page, block, escape_html, html_table, isolated, note, section};
+use crate::page::{self, Page, Table, block, escape_html, isolated, note, section};
 use crate::statistics::Estimate;
 
 /// The most characters of a text on the page. The whole text is in the files beside it.
@@ -201,12 +201,15 @@ fn verdict(order: &Order) -> &'static str {
 }
 
 fn reproduction(results: &JudgeResults, command: &str) -> String {
-    let columns: [Column<'_, (String, &str)>; 2] =
-        [("judged", &|(name, _)| isolated(name)), ("protocol id", &|(_, id)| isolated(id))];
+    let protocols = Table::of(
+        "protocols",
+        2,
+        &results.protocols(),
+        &[("judged", &|(name, _)| name.clone()), ("protocol id", &|(_, id)| (*id).to_owned())],
+    );
     let remark = note(&format!(
         "{}. Judgements are comparable exactly if their ids are equal.",
         escape_html(&results.program)
     ));
-    let protocols = html_table("protocols", &results.protocols(), &columns);
-    section("How to make it again", &[page::command(command), protocols, remark].concat())
+    section("How to make it again", &[page::command(command), protocols.html(false), remark].concat())
 }
