@@ -97,7 +97,8 @@ pub(crate) fn warnings(lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    let items: String = lines.iter().map(|line| format!("<li>{line}</li>\n")).collect();
+    let item = |line: &String| format!("<li>{line}</li>\n");
+    let items: String = lines.iter().map(item).collect();
     format!("<ul class=\"warnings\" aria-label=\"warnings\">\n{items}</ul>\n")
 }
 

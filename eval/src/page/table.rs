@@ -101,7 +101,8 @@ pub(crate) fn html_table<T>(label: &str, items: &[T], columns: &[Column<'_, T>])
 
 /// A table alone. `head` and `rows` are the cells of a row each, as HTML.
 fn whole_table(head: &str, rows: impl Iterator<Item = String>) -> String {
-    let rows: String = rows.map(|row| format!("<tr>{row}</tr>\n")).collect();
+    let line = |row: String| format!("<tr>{row}</tr>\n");
+    let rows: String = rows.map(line).collect();
     format!("<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n")
 }
 

@@ -115,10 +115,10 @@ fn runs_html(report: &RunsReport) -> String {
 
 /// The curves of a metric, with the names of the runs by their numbers.
 fn figure(Overlay { metric, curves }: &Overlay) -> String {
-    let name = |(index, (name, points)): (usize, &(String, Vec<(f64, f64)>))| {
-        format!("{} {}{}", index + 1, escape_html(name), gaps(" ", points))
-    };
-    let names: Vec<String> = curves.iter().enumerate().map(name).collect();
+    let names = curves.iter().enumerate();
+    let names = names
+        .map(|(index, (name, points))| format!("{} {}{}", index + 1, escape_html(name), gaps(" ", points)));
+    let names: Vec<String> = names.collect();
     page::figure(&escape_html(metric), &names.join(", "), Some(plane::overlay(metric, curves)))
 }
 

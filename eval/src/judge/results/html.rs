@@ -85,7 +85,8 @@ fn charts(results: &JudgeResults) -> String {
         dot_chart("Mean rating with its 95 % interval", &ratings, (1.0, 10.0)),
         dot_chart(rates_title, &rates, (0.0, 100.0)),
     ];
-    drawings.into_iter().flatten().map(|drawing| format!("<figure>{drawing}</figure>\n")).collect()
+    let figure = |drawing: String| format!("<figure>{drawing}</figure>\n");
+    drawings.into_iter().flatten().map(figure).collect()
 }
 
 /// A section with a table of items: a row of cells for each, and one with its texts.
@@ -97,11 +98,13 @@ fn item_section(
     items: &[Item],
 ) -> String {
     let count = |kind: &str| items.iter().filter(|item| kind == "all" || item.class == kind).count();
-    let head: String = columns.iter().map(|column| format!("<th scope=\"col\">{column}</th>")).collect();
+    let name_cell = |column: &&str| format!("<th scope=\"col\">{column}</th>");
+    let cell = |cell: &String| format!("<td>{}</td>", isolated(cell));
+    let head: String = columns.iter().map(name_cell).collect();
     let mut rows = String::new();
     for Item { class, cells, texts } in items {
         let columns = cells.len();
-        let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", isolated(cell))).collect();
+        let cells: String = cells.iter().map(cell).collect();
         let _ = writeln!(
             rows,
             "<tr class=\"{class}\">{cells}</tr>\n<tr class=\"{class} texts\"><td colspan=\"{columns}\">\
