@@ -13,8 +13,8 @@ use std::path::PathBuf;
 
 use self::hint::role_hint;
 
-/// What kind of failure an error is. The crates that know torch have `parallel::ErrorClass`, and the crates above
-/// both turn this class into one of those.
+/// What kind of failure an error is. The crates that know torch have `parallel::ErrorClass`, and the crates
+/// above both turn this class into one of those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorClass {
     /// The work failed: the network, or a mistake of the program.

@@ -463,7 +463,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The class of this error. What has none of its own is a mistake of the program, or of a model that answers.
+    /// The class of this error. What is not named is a mistake of the program, or of a model that answers.
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Datasets(error) => error.class(),

@@ -1,8 +1,8 @@
 //! The class of an error, by which the program chooses its exit code.
 //!
-//! libtorch passes on a message alone, also where the memory manager refuses a tensor, and an operation of tch
-//! panics with that message. Whether it speaks of memory can therefore only be read from its text, which the
-//! functions here do. Every other error is classified by its type.
+//! libtorch passes on a message alone, also where the memory manager refuses a tensor, and an operation of
+//! tch panics with that message. Whether it speaks of memory can therefore only be read from its text, which
+//! the functions here do. Every other error is classified by its type.
 
 use std::fmt::Display;
 use std::io::ErrorKind;
