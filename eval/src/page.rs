@@ -28,7 +28,7 @@ use sha2::{Digest as _, Sha256};
 
 pub(crate) use escape::{escape_html, escape_markdown, isolated, safe_json};
 pub use table::{Column, Table};
-pub(crate) use table::{html_table, wide};
+pub(crate) use table::{html_table, note, wide};
 
 const STYLE: &str = include_str!("page/style.css");
 
@@ -70,11 +70,6 @@ impl Page<'_> {
 /// A section. `heading` and `body` are HTML.
 pub(crate) fn section(heading: &str, body: &str) -> String {
     format!("<section>\n<h2>{heading}</h2>\n{body}</section>\n")
-}
-
-/// A remark. `text` is HTML.
-pub(crate) fn note(text: &str) -> String {
-    format!("<p class=\"note\">{text}</p>\n")
 }
 
 /// The main figures, each with what it is and a note. All parts are HTML; nothing without any.

@@ -1,6 +1,6 @@
 //! Tables: one form for the terminal, Markdown and HTML, so that they never differ; and tables of HTML alone.
 
-use super::{escape_html, escape_markdown, isolated, note};
+use super::{escape_html, escape_markdown, isolated};
 
 /// The heading of a column, and what of an item stands in it.
 pub type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
@@ -109,4 +109,9 @@ fn whole_table(head: &str, rows: impl Iterator<Item = String>) -> String {
 /// A table that scrolls sideways where it is too wide. `label` says what it shows; it and `table` are HTML.
 pub(crate) fn wide(label: &str, table: &str) -> String {
     format!("<div class=\"wide\" role=\"region\" aria-label=\"{label}\" tabindex=\"0\">\n{table}</div>\n")
+}
+
+/// A remark. `text` is HTML.
+pub(crate) fn note(text: &str) -> String {
+    format!("<p class=\"note\">{text}</p>\n")
 }

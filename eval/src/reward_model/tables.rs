@@ -9,7 +9,7 @@ use super::best_of_n::BestOfN;
 use super::numbers::{FileReport, RewardModelReport};
 use super::over_optimization::{CurvePoint, OverOptimization};
 use super::pairs::{GroupReport, PairReport, Spread};
-use crate::page::number::{number, optional, or_nothing};
+use crate::page::number::{interval, number, optional, or_nothing};
 use crate::page::{Table, escape_markdown};
 use crate::statistics::Estimate;
 use benchmarks::{reward_bench, reward_bench_2};
@@ -87,7 +87,7 @@ fn accuracy(named: &[Named<'_>]) -> Table {
             ("file", &|(name, _)| (*name).to_owned()),
             ("pairs", &|(_, pairs)| pairs.accuracy.n.to_string()),
             ("accuracy", &|(_, pairs)| number(pairs.accuracy.mean)),
-            ("95 % interval", &|(_, pairs)| interval(&pairs.accuracy)),
+            ("95 % interval", &|(_, pairs)| interval(pairs.accuracy.interval())),
             ("ties", &|(_, pairs)| format!("{} ({:.1} %)", pairs.ties, 100.0 * pairs.tie_share)),
             ("ties as half", &|(_, pairs)| number(pairs.accuracy_with_half_ties.mean)),
             ("loss", &|(_, pairs)| number(pairs.loss)),
@@ -186,7 +186,7 @@ fn groups(file: &FileReport) -> Table {
             (column, &|group| group.group.clone()),
             ("pairs", &|group| group.accuracy.n.to_string()),
             ("accuracy", &|group| number(group.accuracy.mean)),
-            ("95 % interval", &|group| interval(&group.accuracy)),
+            ("95 % interval", &|group| interval(group.accuracy.interval())),
             ("ties", &|group| group.ties.to_string()),
             ("margin", &|group| number(group.mean_margin)),
         ],
@@ -207,9 +207,9 @@ fn best_of_n(file: &FileReport, curve: &BestOfN) -> Table {
             ("n", &|point| point.n.to_string()),
             ("KL bound", &|point| number(point.kl_bound)),
             ("gold of the pick", &|point| number(point.gold.mean)),
-            ("95 % interval", &|point| interval(&point.gold)),
+            ("95 % interval", &|point| interval(point.gold.interval())),
             ("gain over 1", &|point| optional(point.gain.map(|gain| gain.mean))),
-            ("95 % interval", &|point| or_nothing(point.gain.as_ref(), interval)),
+            ("95 % interval", &|point| interval(point.gain.as_ref().and_then(Estimate::interval))),
             ("gold best", &|point| number(point.gold_best.mean)),
             ("score", &|point| number(point.score.mean)),
         ],
@@ -251,12 +251,8 @@ fn over_optimization(curve: &OverOptimization) -> Table {
             ("sqrt(KL)", &|point| number(point.root_kl)),
             ("proxy", &|point| number(point.proxy)),
             ("gold", &|point| optional(point.gold)),
-            ("95 % interval", &|point| or_nothing(point.gold_estimate.as_ref(), interval)),
+            ("95 % interval", &|point| interval(point.gold_estimate.as_ref().and_then(Estimate::interval))),
         ],
     )
     .note(note)
-}
-
-fn interval(estimate: &Estimate) -> String {
-    crate::page::number::interval(estimate.interval())
 }

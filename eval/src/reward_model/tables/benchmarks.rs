@@ -1,8 +1,7 @@
 //! The tables of `RewardBench` and of `RewardBench` 2.
 
-use super::interval;
 use crate::page::Table;
-use crate::page::number::{number, optional};
+use crate::page::number::{interval, number, optional};
 use crate::reward_model::{FileReport, RewardBench, RewardBench2};
 
 const PARTIAL: &str = "Rows or subsets of the benchmark are missing: these are not its published numbers.";
@@ -24,7 +23,7 @@ pub(super) fn reward_bench(file: &FileReport, bench: &RewardBench) -> Table {
         &[
             ("section", &|section| section.section.to_owned()),
             ("score", &|section| number(section.score.mean)),
-            ("95 % interval", &|section| interval(&section.score)),
+            ("95 % interval", &|section| interval(section.score.interval())),
             ("rows", &|section| section.score.n.to_string()),
             ("rows of the benchmark", &|section| section.expected.to_string()),
         ],
@@ -41,7 +40,9 @@ pub(super) fn reward_bench_2(file: &FileReport, bench: &RewardBench2) -> Table {
         &[
             ("subset", &|subset| subset.subset.clone()),
             ("score", &|subset| optional(subset.score)),
-            ("95 % interval", &|subset| subset.estimate.as_ref().map_or_else(String::new, interval)),
+            ("95 % interval", &|subset| {
+                subset.estimate.as_ref().map_or_else(String::new, |estimate| interval(estimate.interval()))
+            }),
             ("rows", &|subset| subset.rows.to_string()),
             ("highest score shared", &|subset| {
                 if subset.ties.is_some() { String::new() } else { subset.shared.to_string() }
