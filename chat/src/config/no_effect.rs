@@ -154,6 +154,9 @@ fn by_dpo(dpo: &DpoConfig) -> Vec<IgnoredKey> {
     if !has(DpoLoss::Discopop) {
         keys.push(("dpo.discopop_tau", "only loss = \"discopop\" has a temperature"));
     }
+    if !has(DpoLoss::Dpop) {
+        keys.push(("dpo.dpop_lambda", "only loss = \"dpop\" counts less likely answers"));
+    }
     if dpo.f_divergence != FDivergence::AlphaDivergence {
         keys.push(("dpo.f_alpha", "only f_divergence = \"alpha_divergence\" has an order"));
     }

@@ -23,6 +23,7 @@
 //! | `aot_unpaired` | `cdpo` of u and v, each sorted over the step | the same |
 //! | `apo_zero` | `1 - s(bu) + s(bv)` | D'Oosterlinck et al. 2024, arXiv 2408.06266, equation 7 |
 //! | `apo_down` | `s(bu) + 1 - s(b(u - v))` | the same, equation 8 |
+//! | `dpop` | `-S(b (h - l max(0, -u)))`, `l = dpop_lambda` | Pal et al. 2024, arXiv 2402.13228, equation 3 |
 //! | `discopop` | `-S(bh) (1-m) + exp(-bh) m`, `m = s(bh / tau)` | Lu et al. 2024, arXiv 2406.08414 (5) |
 //!
 //! `sft` in the list of `[dpo] loss` adds the cross-entropy of the chosen completion (Pang et al. 2024, arXiv
@@ -151,6 +152,7 @@ pub enum DpoLoss {
     ApoZero,
     ApoDown,
     Discopop,
+    Dpop,
     SigmoidNorm,
     Sft,
 }
@@ -216,6 +218,8 @@ pub struct DpoConfig {
     pub ipo_reduction: IpoReduction,
     /// The temperature of `discopop`.
     pub discopop_tau: f64,
+    /// How much `dpop` counts a chosen completion that has become less likely than under the reference.
+    pub dpop_lambda: f64,
     /// Whether a pair is weighted by how likely the policy is to write it (Zhou et al. 2024, arXiv
     /// 2406.11827, equation 2).
     pub use_weighting: bool,
@@ -237,6 +241,7 @@ impl Default for DpoConfig {
             f_alpha: 0.5,
             ipo_reduction: IpoReduction::Mean,
             discopop_tau: 0.05,
+            dpop_lambda: 50.0,
             use_weighting: false,
             ld_alpha: None,
             reference_free: false,
@@ -321,6 +326,7 @@ impl DpoConfig {
                 let logistic: Tensor = 1.0 - &mixture;
                 (-&bh).exp() * mixture - bh.log_sigmoid() * logistic
             }
+            DpoLoss::Dpop => -((&u - v - (-u).relu() * self.dpop_lambda) * beta).log_sigmoid(),
             DpoLoss::Sft => u.zeros_like(),
         }
     }
@@ -386,6 +392,7 @@ impl PreferenceLoss for DpoConfig {
         let refused = |key, value: &dyn std::fmt::Display, wanted: &str| refuse("dpo", key, value, wanted);
         positive("dpo", "beta", self.beta)?;
         positive("dpo", "discopop_tau", self.discopop_tau)?;
+        not_negative("dpo", "dpop_lambda", self.dpop_lambda)?;
         if self.loss.0.is_empty() {
             return refused("loss", &"[]", "must name at least one loss");
         }

@@ -40,6 +40,7 @@ DPO_CASES = {
 }
 OWN_DPO_CASES = {  # TRL has no such loss
     "cdpo": {"loss": ["cdpo"], "label_smoothing": 0.2},
+    "dpop": {"loss": ["dpop"], "dpop_lambda": 5.0, "beta": 0.3},
     "ipo_sum": {"loss": ["ipo"], "ipo_reduction": "sum", "beta": 0.2},
 }
 CPO_CASES = {
@@ -136,6 +137,7 @@ def dpo(data, policy, settings):
         "hinge": lambda: [max(0.0, 1 - b * x) for x in h],
         "ipo": lambda: [(x - 1 / (2 * b)) ** 2 for x in (h if settings.get("ipo_reduction") == "sum" else normalized)],
         "sigmoid_norm": lambda: [-log_sigmoid(b * x) for x in normalized],
+        "dpop": lambda: [-log_sigmoid(b * (h[i] - settings["dpop_lambda"] * max(0.0, -u[i]))) for i in every],
         "exo": lambda: [
             sum(q * (math.log(q) - math.log(p)) for q, p in ((sigmoid(b * x), 1 - e), (sigmoid(-b * x), e))) for x in h],
         "nca": lambda: [
