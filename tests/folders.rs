@@ -411,8 +411,9 @@ fn a_pipeline_counts_rows_before_it_calls_a_stage_longer() {
     let scratch = copied();
     let text = scratch.read("life/run.toml");
     let (before, rm) = text.split_once("[stage.rm.train]").unwrap();
-    let (steps, after) = rm.split_once("\nsteps = 6\n").unwrap();
-    scratch.write("epochs.toml", &format!("{before}[stage.rm.train]{steps}\n{after}"));
+    let (above, steps) = rm.split_once("\nsteps = 6").unwrap();
+    let (_origin, after) = steps.split_once('\n').unwrap();
+    scratch.write("epochs.toml", &format!("{before}[stage.rm.train]{above}\n{after}"));
     let line =
         "pipeline --config epochs.toml --resume --set stage.rm.data.limit=24 --set stage.rm.train.epochs=2";
     scratch.run(line).fails(2, &["data.limit"]);
