@@ -3,8 +3,8 @@
 //!
 //! A page is one file without network access: inline SVG, light and dark by `prefers-color-scheme`,
 //! printable. Its content security policy forbids loading anything, and any script but the one that it names
-//! by its hash. Names, prompts and replies are untrusted: [`Table`]s, [`block`] and the charts escape their
-//! texts, and the functions whose arguments are HTML say so.
+//! by its hash. Names, prompts and replies are untrusted: [`Table`]s, blocks of text and the charts escape
+//! their texts, and the functions whose arguments are HTML say so.
 //!
 //! This module does not know what a report says.
 
