@@ -551,8 +551,8 @@ impl RunConfig {
     }
 
     /// The same, with the origin of every value that is no default as a comment.
-    pub(crate) fn to_annotated_toml(&self, stage: &StageSchema) -> Result<String, toml::ser::Error> {
-        Ok(self.origins.annotate(&self.to_toml(stage)?))
+    pub(crate) fn to_annotated_toml(&self, stage: &StageSchema) -> anyhow::Result<String> {
+        Ok(self.origins.annotate(&self.to_toml(stage)?)?)
     }
 }
 
@@ -708,7 +708,7 @@ impl PipelineConfig {
         for (name, config) in &self.stages {
             origins.extend(&format!("stage.{name}."), &config.origins);
         }
-        Ok(origins.annotate(&self.to_toml(schemas)?))
+        Ok(origins.annotate(&self.to_toml(schemas)?)?)
     }
 }
 

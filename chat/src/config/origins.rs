@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use toml::de::{DeTable, DeValue};
+
 use super::tree::{Node, Tree};
 
 /// The first line of a saved file.
@@ -42,24 +44,36 @@ impl Origins {
         }
     }
 
-    /// Adds to each value of a TOML text the origin of its key. A value of several lines gets none.
-    pub(super) fn annotate(&self, text: &str) -> String {
+    /// Adds to each value of a TOML text the origin of its key, as a comment behind its last line.
+    pub(super) fn annotate(&self, text: &str) -> Result<String, toml::de::Error> {
+        let mut ends = BTreeMap::new();
+        self.find_ends(DeTable::parse(text)?.get_ref(), "", &mut ends);
+
         let mut annotated = TITLE.to_owned();
-        let mut section = String::new();
-        for line in text.lines() {
-            if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
-                section = format!("{name}.");
-            }
-            annotated.push_str(line);
-            let is_whole = toml::from_str::<toml::Table>(line).is_ok_and(|table| table.len() == 1);
-            let key = line.split_once(" = ").map(|(key, _)| format!("{section}{key}"));
-            if let Some(origin) = key.filter(|_| is_whole).and_then(|key| self.0.get(&key)) {
+        let mut start = 0;
+        for (end, origin) in ends {
+            let line_end = text[end..].find('\n').map_or(text.len(), |length| end + length);
+            // A line has one comment, that of the first value which ends there.
+            if start < line_end {
+                annotated.push_str(&text[start..line_end]);
                 annotated.push_str("  # ");
                 annotated.push_str(origin);
+                start = line_end;
             }
-            annotated.push('\n');
         }
-        annotated
+        annotated.push_str(&text[start..]);
+        Ok(annotated)
+    }
+
+    /// Adds where the values of a table with a known origin end in its text.
+    fn find_ends<'a>(&'a self, table: &DeTable<'_>, prefix: &str, ends: &mut BTreeMap<usize, &'a str>) {
+        for (key, value) in table {
+            let key = format!("{prefix}{}", key.get_ref());
+            match value.get_ref() {
+                DeValue::Table(inner) => self.find_ends(inner, &format!("{key}."), ends),
+                _ => ends.extend(self.0.get(&key).map(|origin| (value.span().end, origin.as_str()))),
+            }
+        }
     }
 }
 
@@ -77,7 +91,7 @@ mod tests {
                 .unwrap();
         let tree = tree::set(file, "model.path=a # b").unwrap();
         let text = "seed = 3\nout = \"x\"\n\n[model]\npath = \"a # b\"\n\n[train]\nlr = 0.0001\neps = 1e-8\nbetas = [0.9, 0.95]\n";
-        let saved = Origins::of(&tree).annotate(text);
+        let saved = Origins::of(&tree).annotate(text).unwrap();
         assert_eq!(
             saved,
             format!(
@@ -92,13 +106,16 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_several_lines_stays_as_it_is() {
-        let tree = tree::parse("[tokenizer]\ntemplate = \"a\\nlr = 1\"\n", Path::new("run.toml")).unwrap();
-        let text = "[tokenizer]\ntemplate = \"\"\"\na\nlr = 1\"\"\"\n";
-        let saved = Origins::of(&tree).annotate(text);
+    fn an_origin_follows_a_value_of_several_lines_and_is_in_none() {
+        let value = "a\n[train]\nlr = 1\ntemplate = 2\n";
+        let tree = tree::set(Tree::new(), &format!("tokenizer.template={value}")).unwrap();
+        let tree = tree::set(tree, "train.lr=1").unwrap();
+        let text = toml::to_string(&toml::toml! { tokenizer = { template = value } }).unwrap();
+        let saved = Origins::of(&tree).annotate(&text).unwrap();
+        assert!(saved.ends_with("\"\"\"  # --set\n"), "{saved}");
         assert_eq!(
             toml::from_str::<toml::Table>(&saved).unwrap(),
-            toml::from_str::<toml::Table>(text).unwrap()
+            toml::from_str::<toml::Table>(&text).unwrap()
         );
     }
 }
