@@ -2,10 +2,11 @@
 //!
 //! The common sections (`[model] [tokenizer] [data] [train] [checkpoint] [log] [eval]`) apply to every stage,
 //! and a section of an algorithm to the stages that read it. `[stage.NAME.SECTION]` overrides them key by key
-//! for the stage NAME alone, and `--set` overrides both. `preset` names the conventions of another program. The
-//! precedence is: `--set` > `[stage.NAME.*]` > common sections > preset > defaults. Only `pipeline` reads `[pipeline] [synth] [base]`. An unknown key, a wrong
-//! type, a value out of bounds and a key without effect are reported before anything is loaded. The resolved
-//! configuration is saved with the run and reads back as the same configuration. This module runs no command.
+//! for the stage NAME alone, and `--set` overrides both. `preset` names the conventions of another program.
+//! The precedence is: `--set` > `[stage.NAME.*]` > common sections > preset > defaults. Only `pipeline` reads
+//! `[pipeline] [synth] [base]`. An unknown key, a wrong type, a value out of bounds and a key without effect
+//! are reported before anything is loaded. The resolved configuration is saved with the run and reads back as
+//! the same configuration. This module runs no command.
 
 mod device;
 pub(crate) mod error;
@@ -333,8 +334,8 @@ fn is_of_stages(set: &str) -> bool {
     key != preset::KEY && !is_of_pipeline
 }
 
-/// Returns the sections of a file for `stage`: those of the preset, overridden by those of the file. In each of
-/// them the table of the stage overrides the common sections. No other section is left.
+/// Returns the sections of a file for `stage`: the sections of the preset, overridden by those of the file. In
+/// each of the two, the table of the stage overrides the common sections. No other section is left.
 fn stage_sections(preset: &Tree, file: Tree, stage: &StageSchema) -> Tree {
     let of_stage = |mut tree: Tree| {
         let own = tree::find(&tree, &format!("stage.{}", stage.name)).map(|entry| entry.node.clone());

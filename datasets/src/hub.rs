@@ -105,6 +105,7 @@ impl HubSettings {
             let (file, cache) = ("the list of files".to_owned(), self.cache.clone());
             return Err(Error::Offline { model: name.full, file, cache });
         }
+
         let cache = CacheFolder::new(&self.cache, &name);
         let (client, listing) = self.listing(&name)?;
         let wanted: Vec<&str> = listing.files().into_iter().filter(|file| is_wanted(file)).collect();
@@ -113,6 +114,7 @@ impl HubSettings {
         if let Some(file) = wanted.iter().find(|file| !is_plain_path(file)) {
             return Err(snapshot.hostile("file", file));
         }
+
         let missing: Vec<&str> = wanted.iter().copied().filter(|file| !target.join(file).exists()).collect();
         for (file, path) in missing.iter().zip(snapshot.fetch_files(&missing)?) {
             copy_whole(&path, &target.join(file))?;

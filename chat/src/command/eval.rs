@@ -128,6 +128,7 @@ fn check_requirements(requirements: &[Requirement], section: &EvalSection) -> an
     if requirements.is_empty() {
         return Ok(());
     }
+
     let Selection { tasks, groups } = job::select(section)?;
     for required in requirements {
         let group = groups.iter().map(|(group, _)| group).find(|group| group.group == required.task);

@@ -1,6 +1,6 @@
-//! Presets: the conventions and hyper-parameters of other programs. A preset is a run file below the file of the
-//! user, with common sections and tables of stages. It says nothing about the size of a run: how many rows
-//! fit into memory is not a convention.
+//! Presets: the conventions and hyper-parameters of other programs. A preset is a run file below the file of
+//! the user, with common sections and tables of stages. It says nothing about the size of a run: how many
+//! rows fit into memory is not a convention.
 
 use super::error::ConfigError;
 use super::read;

@@ -294,7 +294,8 @@ fn a_preset_is_below_the_file_and_above_the_defaults() {
     let text = format!("preset = 'trl'\n{}", with("eps = 0.5\n[stage.dpo.dpo]\nbeta = 0.3\n"));
     let dpo = stage::find("dpo").unwrap();
     let config = load(&text, &["dpo.label_smoothing=0.2", "dpo.loss=cdpo"], &dpo.schema).unwrap().config;
-    // [train] of the file, [stage.dpo] of the file, --set, and the preset's table of the stage and common section.
+    // [train] of the file, [stage.dpo] of the file, --set, and the preset's table of the stage and common
+    // section.
     assert_eq!((config.train.lr, config.train.eps), (1e-4, 0.5));
     assert_eq!((config.dpo.beta, config.dpo.label_smoothing), (0.3, 0.2));
     assert_eq!((config.train.epochs, config.train.scheduler), (3, Scheduler::Linear));

@@ -88,6 +88,9 @@ impl<'a> Lengths<'a> {
         left -= 1;
         let mut value = self.first;
         let mut sum = u64::try_from(value).ok()?;
+
+        // Each block has the least delta, a width for each of its miniblocks, and the packed deltas above the
+        // least one.
         while left > 0 {
             let least = zigzag(&mut bytes)?;
             let (widths, rest) = bytes.split_at_checked(self.miniblocks)?;

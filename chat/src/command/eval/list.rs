@@ -150,6 +150,7 @@ fn score_table(results: &Results, model: &ModelResults) -> String {
         let notes = counts.into_iter().filter(|(count, _)| *count > 0);
         notes.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
     };
+
     terminal(&Table::of(
         "",
         5,

@@ -30,7 +30,7 @@ pub(super) struct Plan {
     pub(super) judge: Candidate,
     /// Whether it rates or compares.
     pub(super) mode: JudgeMode,
-    /// What it is asked. A reward model is asked nothing.
+    /// The template of the question to the judge; `None` for a reward model, which scores answers unasked.
     pub(super) prompt: Option<JudgePrompt>,
     /// The place of the baseline among models and files.
     baseline: usize,
@@ -149,6 +149,7 @@ fn mode(
     let is_single = models == 1 || (source == QuestionSource::MtBench && arguments.baseline.is_none());
     let usual = if is_single && !is_reward { JudgeMode::Single } else { JudgeMode::Pairwise };
     let mode = arguments.mode.unwrap_or(usual);
+
     match mode {
         JudgeMode::Single if is_reward => refuse(
             "--mode single",
@@ -178,6 +179,7 @@ fn prompt(arguments: &EvalJudgeArgs, source: QuestionSource, mode: JudgeMode) ->
         (JudgeMode::Pairwise, _) => "mt_bench_pair",
     };
     let prompt = JudgePrompt::load(arguments.prompt.as_deref().unwrap_or(usual))?;
+
     let rates = prompt.verdict() == VerdictKind::Rating;
     if rates != (mode == JudgeMode::Single) {
         let (verdict, fix) =
