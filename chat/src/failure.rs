@@ -19,17 +19,14 @@ pub(crate) enum Failure {
     /// `data check` found rows that cannot be used.
     #[error("{}: {unusable} of {rows} rows cannot be used: correct or remove them", file.display())]
     Rows {
-        /// The file.
         file: PathBuf,
         /// The number of rows that cannot be used.
         unusable: usize,
-        /// The number of all rows.
         rows: usize,
     },
     /// A file that another command or an earlier run has written cannot be used.
     #[error("{}: {problem}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
         /// What is wrong with the file, and how to fix it.
         problem: String,
@@ -96,7 +93,6 @@ pub(crate) enum Failure {
         "a signal has stopped rank {rank} for {seconds} s, and other ranks are done: continue it sooner (SIGCONT)"
     )]
     RankStopped {
-        /// The rank.
         rank: usize,
         /// For how long the launcher has waited.
         seconds: u64,

@@ -34,21 +34,16 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error on the way from a file to a token batch. The variants are grouped by what fails.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
 pub enum Error {
     // --- Files: they cannot be found, opened, decompressed or written.
     /// A file could not be read.
     #[error("{path}: cannot read: {source}; check the path and its permissions")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
 
     /// A file could not be written.
     #[error("{path}: cannot write: {source}; check the free space and the permissions of the folder")]
     Write {
-        /// The file.
         path: PathBuf,
         /// The cause, for example no space left.
         source: std::io::Error,
@@ -68,7 +63,6 @@ pub enum Error {
     /// The file format cannot be determined from its name.
     #[error("{path}: cannot tell the format from its name; rename it to end in one of {wanted}")]
     UnsupportedExtension {
-        /// The file.
         path: PathBuf,
         /// The extensions that are read or written.
         wanted: &'static str,
@@ -76,15 +70,11 @@ pub enum Error {
 
     /// A folder, pipe or device was given where a file is read twice.
     #[error("{path}: this is no file; give one file of rows")]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
+    NotAFile { path: PathBuf },
 
     /// A data file uses an unsupported compression.
     #[error("{path}: this compression is not read; unpack the file first with `{program}`")]
     Compressed {
-        /// The file.
         path: PathBuf,
         /// The program that unpacks it.
         program: &'static str,
@@ -93,7 +83,6 @@ pub enum Error {
     /// The contents of a file do not match its name.
     #[error("{path}: this file is {found}, which its name does not say; {fix}")]
     WrongFormat {
-        /// The file.
         path: PathBuf,
         /// What was found.
         found: String,
@@ -113,7 +102,6 @@ pub enum Error {
     /// A gzip file unpacks to far more than rows do.
     #[error("{path}: {source}, which rows do not; if it is right, unpack it first with `gzip -d {path}`")]
     Unpacks {
-        /// The file.
         path: PathBuf,
         /// The limit.
         source: std::io::Error,
@@ -122,7 +110,6 @@ pub enum Error {
     /// A gzip file is cut off or damaged.
     #[error("{path}: the gzip data is damaged or cut off ({source}); fetch the file again")]
     DamagedGzip {
-        /// The file.
         path: PathBuf,
         /// The error of the decoder.
         source: std::io::Error,
@@ -133,7 +120,6 @@ pub enum Error {
         "{path}: this Parquet file is compressed with {name}, which this program does not read; write it again with zstd or snappy, for example `pandas.read_parquet(OLD).to_parquet(NEW, compression=\"zstd\")`"
     )]
     ParquetCompression {
-        /// The file.
         path: PathBuf,
         /// The compression.
         name: String,
@@ -145,7 +131,6 @@ pub enum Error {
         reason = parquet_reason(.error)
     )]
     Parquet {
-        /// The file.
         path: PathBuf,
         /// The error of the Parquet reader or writer. The message says all of it, so it is not a source: a chain
         /// of causes would say it twice, with the words that `parquet_reason` leaves out.
@@ -157,7 +142,6 @@ pub enum Error {
         "{path}: a column cannot be read or written: {source}; give it one type (text, numbers, true and false, lists or structs), or leave it out"
     )]
     Arrow {
-        /// The file.
         path: PathBuf,
         /// The error of Arrow.
         source: arrow_schema::ArrowError,
@@ -168,7 +152,6 @@ pub enum Error {
         "{path}: broken CSV: {source}; give every row as many cells as the header has names (the header is line 1)"
     )]
     Csv {
-        /// The file.
         path: PathBuf,
         /// The error of the CSV reader.
         source: arrow_schema::ArrowError,
@@ -210,7 +193,6 @@ pub enum Error {
         "{path}: none of its {rows} rows can be used: {reasons}; name the layout with --layout if it was guessed wrong"
     )]
     NothingUsable {
-        /// The file.
         path: PathBuf,
         /// Rows read.
         rows: usize,
@@ -222,7 +204,6 @@ pub enum Error {
     /// Two columns have the same name.
     #[error("{path}: the column {column} is there twice; rename or remove one of the two")]
     DuplicateColumn {
-        /// The file.
         path: PathBuf,
         /// The name.
         column: String,
@@ -233,7 +214,6 @@ pub enum Error {
         "{path}: no layout of {kind} rows fits the columns {found}; wanted are {wanted}; rename columns, or convert the file with `data convert --map WANTED=FOUND`"
     )]
     MissingColumn {
-        /// The file.
         path: PathBuf,
         /// The record type.
         kind: &'static str,
@@ -248,7 +228,6 @@ pub enum Error {
         "{path}: the columns {found} fit more than one layout: {choices}; name the layout with --layout, or leave out the columns of the others with --drop, or drop = [...] in [data]"
     )]
     AmbiguousLayout {
-        /// The file.
         path: PathBuf,
         /// The columns found.
         found: String,
@@ -261,9 +240,7 @@ pub enum Error {
         "{path}: row {row} has the layout {found}, and the rows before it have {first}; write one layout per file"
     )]
     MixedLayouts {
-        /// The file.
         path: PathBuf,
-        /// The row, from 1.
         row: usize,
         /// The layout of the first row.
         first: &'static str,
@@ -302,7 +279,6 @@ pub enum Error {
         field: String,
         /// The value, in a few words.
         found: String,
-        /// The layout.
         layout: &'static str,
         /// The record type.
         kind: &'static str,
@@ -316,7 +292,6 @@ pub enum Error {
     InRow {
         /// The row.
         at: RowLocation,
-        /// The error.
         source: Box<Self>,
     },
 
@@ -362,7 +337,6 @@ pub enum Error {
     EmptyConversation {
         /// The row.
         at: RowLocation,
-        /// The field.
         field: String,
     },
 
@@ -381,7 +355,6 @@ pub enum Error {
     EmptyCompletion {
         /// The row.
         at: RowLocation,
-        /// The field.
         field: String,
     },
 
@@ -392,9 +365,7 @@ pub enum Error {
     EmptyTurn {
         /// The row.
         at: RowLocation,
-        /// The field.
         field: String,
-        /// The turn, from 1.
         turn: usize,
     },
 
@@ -405,7 +376,6 @@ pub enum Error {
     NotOneAnswer {
         /// The row.
         at: RowLocation,
-        /// The field.
         field: String,
         /// The roles found.
         found: String,
@@ -418,7 +388,6 @@ pub enum Error {
     LengthMismatch {
         /// The row.
         at: RowLocation,
-        /// The field.
         field: String,
         /// The field that defines the expected length.
         other: &'static str,
@@ -435,7 +404,6 @@ pub enum Error {
     IdOutsideVocabulary {
         /// The field or the call that has the id.
         place: String,
-        /// The id.
         id: i64,
         /// Vocabulary size: the highest id + 1.
         vocab_size: usize,
@@ -463,7 +431,6 @@ pub enum Error {
     BadForeignRow {
         /// The row.
         at: RowLocation,
-        /// What is wrong with it.
         reason: String,
     },
 
@@ -558,7 +525,6 @@ pub enum Error {
     DroppedTurn {
         /// The model folder, or the name of a built-in template.
         name: String,
-        /// The turn, from 1.
         turn: usize,
         /// The role of the turn.
         role: &'static str,
@@ -569,24 +535,15 @@ pub enum Error {
     #[error(
         "{folder}: has no tokenizer.json; copy it from the model, or save it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
     )]
-    TokenizerMissing {
-        /// The folder.
-        folder: PathBuf,
-    },
+    TokenizerMissing { folder: PathBuf },
 
     /// A tokenizer file is not valid.
     #[error("{path}: not a usable tokenizer file: {reason}; copy the file from the model again")]
-    TokenizerInvalid {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    TokenizerInvalid { path: PathBuf, reason: String },
 
     /// A file of a model folder is not a JSON object.
     #[error("{path}: not a JSON object: {reason}; copy the file from the model again")]
     ModelFile {
-        /// The file.
         path: PathBuf,
         /// The error of the parser, with line and column.
         reason: String,
@@ -617,7 +574,6 @@ pub enum Error {
     MissingTurnToken {
         /// The model folder.
         name: String,
-        /// The token.
         token: &'static str,
     },
 
@@ -634,7 +590,6 @@ pub enum Error {
     /// A row is longer than a bin.
     #[error("row {row} has {length} tokens, but only {max_length} fit; cut the row, or leave it out")]
     RowTooLong {
-        /// The row, from 1.
         row: usize,
         /// Number of tokens of the row.
         length: usize,
@@ -687,17 +642,13 @@ pub enum Error {
 
     /// A path exists and is not a folder.
     #[error("{path}: is a file; give the folder that holds config.json, tokenizer.json and the weights")]
-    NotAFolder {
-        /// The path.
-        path: PathBuf,
-    },
+    NotAFolder { path: PathBuf },
 
     /// A name chosen by the hub or a repository is unsafe as part of a path.
     #[error(
         "{model}: refused: the {what} of the repository is {found:?}; report the repository, and do not use it"
     )]
     HostileName {
-        /// The model.
         model: String,
         /// The thing that has the name.
         what: &'static str,
@@ -709,19 +660,13 @@ pub enum Error {
     #[error(
         "{path}: not a usable index of weights: {reason}; copy the model again, from a source that you trust"
     )]
-    WeightIndex {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    WeightIndex { path: PathBuf, reason: String },
 
     /// The hub answered with an error.
     #[error(
         "{model}: cannot get {file} from {endpoint}: {reason}; check the name, the network and HF_TOKEN (private and gated models), or set HF_HUB_OFFLINE=1 to use the cache only (there is no folder {model} here)"
     )]
     Hub {
-        /// The model.
         model: String,
         /// The file or listing.
         file: String,
@@ -737,7 +682,6 @@ pub enum Error {
         missing.div_ceil(1_000_000), free / 1_000_000
     )]
     HubSpace {
-        /// The model.
         model: String,
         /// The file, or what the files are.
         file: String,
@@ -754,7 +698,6 @@ pub enum Error {
         "{model}: {file} is not in the cache {cache} and HF_HUB_OFFLINE is set; download the model once with HF_HUB_OFFLINE unset (there is no folder {model} here)"
     )]
     Offline {
-        /// The model.
         model: String,
         /// The missing file.
         file: String,
@@ -773,12 +716,7 @@ pub enum Error {
     #[error(
         "{model}: the repository has no {file}; only models with config.json, tokenizer.json and safetensors weights can be used"
     )]
-    HubFileMissing {
-        /// The model.
-        model: String,
-        /// The file.
-        file: &'static str,
-    },
+    HubFileMissing { model: String, file: &'static str },
 
     // --- The synthetic world.
     /// A fraction setting of the synthetic world is not between 0 and 1.
@@ -786,7 +724,6 @@ pub enum Error {
     SynthShare {
         /// The option.
         name: &'static str,
-        /// Its value.
         value: f64,
     },
 

@@ -6,6 +6,7 @@ use datasets::ErrorClass;
 
 /// Everything that can go wrong in evaluation.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
 pub enum Error {
     /// Rows or a template could not be read.
     #[error(transparent)]
@@ -15,31 +16,23 @@ pub enum Error {
     Model {
         /// The name of the model.
         name: String,
-        /// Why.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A file or folder could not be read.
     #[error("cannot read {}; check that it exists and is readable", path.display())]
     Read {
-        /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
         #[source]
         source: std::io::Error,
     },
     /// A path that must be a regular file and is not.
     #[error("{} is not a regular file; remove it, or choose another folder", path.display())]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
+    NotAFile { path: PathBuf },
     /// A task file that cannot be used.
     #[error("{}: {problem}; {fix}", path.display())]
     TaskFile {
-        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
         problem: String,
         /// What to write instead.
         fix: &'static str,
@@ -47,21 +40,16 @@ pub enum Error {
     /// A name that no task or group has.
     #[error("there is no task {name:?}{}", suggestion(near))]
     UnknownTask {
-        /// The name.
         name: String,
         /// Names like it.
         near: Vec<String>,
     },
     /// A group that contains itself.
     #[error("the group {group:?} contains itself, or groups are nested too deep; correct its tasks")]
-    GroupCycle {
-        /// The group.
-        group: String,
-    },
+    GroupCycle { group: String },
     /// The rows of a split are in no folder where they may lie.
     #[error("there are no rows of the split {split:?} in {}{}", places(folders), source_of(hub))]
     NoRowsFound {
-        /// The split.
         split: String,
         /// Where they were looked for.
         folders: Vec<PathBuf>,
@@ -75,9 +63,7 @@ pub enum Error {
         path.display()
     )]
     NoConfigColumn {
-        /// The file.
         path: PathBuf,
-        /// The column.
         column: String,
         /// The configuration that is asked.
         config: String,
@@ -87,25 +73,17 @@ pub enum Error {
     NoRowsOfConfig {
         /// Where the rows of the configuration may lie.
         folder: PathBuf,
-        /// The column.
         column: String,
         /// The configuration that is asked.
         config: String,
     },
     /// A split in two formats.
     #[error("{} holds the split {split:?} in two formats; remove one of them", folder.display())]
-    TwoFormats {
-        /// The split.
-        split: String,
-        /// The folder.
-        folder: PathBuf,
-    },
+    TwoFormats { split: String, folder: PathBuf },
     /// A split whose files are not all there, or are there twice.
     #[error("{}: the split {split:?} {problem}; {fix}", folder.display())]
     SplitFiles {
-        /// The split.
         split: String,
-        /// The folder.
         folder: PathBuf,
         /// What is wrong with its files.
         problem: String,
@@ -115,21 +93,16 @@ pub enum Error {
     /// A split with too many rows.
     #[error("{} brings the split to more than {most} rows; evaluate on fewer", path.display())]
     TooManyRows {
-        /// The file.
         path: PathBuf,
         /// The limit.
         most: usize,
     },
     /// A task without rows.
     #[error("the task {task} has no rows to evaluate; check its split and keep_if")]
-    NoDocuments {
-        /// The task.
-        task: String,
-    },
+    NoDocuments { task: String },
     /// A group that averages what its tasks do not have.
     #[error("the group {group} has {key} = {name:?}, which none of its tasks gives; they give {known}")]
     UnknownInGroup {
-        /// The group.
         group: String,
         /// The key of the task file.
         key: &'static str,
@@ -141,11 +114,8 @@ pub enum Error {
     /// A row that cannot be asked about or scored.
     #[error("task {task}, row {row} (counted from 0)")]
     InRow {
-        /// The task.
         task: String,
-        /// The row.
         row: usize,
-        /// What is wrong.
         #[source]
         source: Box<Self>,
     },
@@ -154,7 +124,6 @@ pub enum Error {
     BadColumn {
         /// The key of the task file.
         key: &'static str,
-        /// What is wrong.
         problem: String,
     },
     /// Sentences that are too long for ROUGE-L.
@@ -178,29 +147,19 @@ pub enum Error {
     #[error(
         "the task {task} asks for {metric}, which its output_type does not give; docs/tasks.md lists them"
     )]
-    WrongMetric {
-        /// The task.
-        task: String,
-        /// The metric.
-        metric: &'static str,
-    },
+    WrongMetric { task: String, metric: &'static str },
     /// A task whose replies are programs, without leave to run them.
     #[error(
         "the task {task} runs code that the model writes; allow it with --allow-code-execution, or allow_code_execution in \
          [eval] (it runs in a sandbox without network), or leave the task out"
     )]
-    CodeNotAllowed {
-        /// The task.
-        task: String,
-    },
+    CodeNotAllowed { task: String },
     /// Programs could not be run.
     #[error(
         "programs of the task {task} could not be run; the answers are kept, and the same command scores them"
     )]
     CodeRunner {
-        /// The task.
         task: String,
-        /// Why.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -261,7 +220,6 @@ pub enum Error {
     Interval {
         /// The field that holds the score.
         field: String,
-        /// The mean.
         mean: f64,
         /// Lower end.
         low: f64,
@@ -353,10 +311,7 @@ pub enum Error {
     },
     /// A model was compared with itself.
     #[error("model {model:?} is compared with itself; remove these comparisons")]
-    SelfComparison {
-        /// The model.
-        model: String,
-    },
+    SelfComparison { model: String },
     /// An iteration did not reach its maximum.
     #[error(
         "{what} did not converge in {steps} steps: some outcomes are too rare; judge more of the rarest kind"
@@ -364,33 +319,24 @@ pub enum Error {
     NotConverged {
         /// The fit.
         what: &'static str,
-        /// The number of steps.
         steps: usize,
     },
     /// A pattern that is no regular expression.
     #[error("the pattern {pattern:?} cannot be compiled; write it as Python's `re` takes it")]
     Pattern {
-        /// The pattern.
         pattern: String,
-        /// What is wrong with it.
         #[source]
         source: Box<fancy_regex::Error>,
     },
     /// A pattern with a construct that this program does not know.
     #[error("the pattern {pattern:?} has {construct}, which is not supported; write it without")]
-    UnsupportedPattern {
-        /// The pattern.
-        pattern: String,
-        /// The construct.
-        construct: &'static str,
-    },
+    UnsupportedPattern { pattern: String, construct: &'static str },
     /// A search that backtracked too often.
     #[error(
         "the pattern {pattern:?} took more than {steps} steps on a reply of {bytes} bytes; avoid repetitions \
          within repetitions"
     )]
     SlowPattern {
-        /// The pattern.
         pattern: String,
         /// The limit.
         steps: usize,
@@ -419,10 +365,7 @@ pub enum Error {
     },
     /// More choices than letters.
     #[error("the filter multi_choice_regex knows the choices A to Z, got {choices}; check choices_pattern")]
-    TooManyChoices {
-        /// The number of choices.
-        choices: usize,
-    },
+    TooManyChoices { choices: usize },
     /// A document without the words to sort.
     #[error("the filter word_sort needs an input that lists its words after \"List:\", got {input:?}")]
     NoWordList {
@@ -434,7 +377,6 @@ pub enum Error {
     Instruction {
         /// The row, the instruction and the field.
         place: String,
-        /// What is wrong with it.
         problem: String,
         /// What to give instead.
         fix: &'static str,
@@ -444,16 +386,13 @@ pub enum Error {
     InstructionPattern {
         /// The row, the instruction and the field.
         place: String,
-        /// What is wrong with it.
         #[source]
         source: Box<Self>,
     },
     /// A file of the report could not be written.
     #[error("cannot write {path}; check that the folder exists, is writable and has room")]
     Write {
-        /// The file.
         path: PathBuf,
-        /// What the operating system said.
         #[source]
         source: std::io::Error,
     },

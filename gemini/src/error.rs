@@ -6,6 +6,7 @@ use parallel::ErrorClass;
 
 /// What can go wrong in a training step or a checkpoint.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
 pub enum Error {
     /// An error of the `parallel` crate.
     #[error(transparent)]
@@ -75,7 +76,6 @@ pub enum Error {
         what: &'static str,
         /// The optimizer step, from 1.
         step: u64,
-        /// Its value.
         value: f64,
     },
     /// Ranks that should hold the same weights hold different ones.
@@ -83,7 +83,6 @@ pub enum Error {
         "ranks {rank} and {other} start from different weights: the folders of the models must be the same on all machines"
     )]
     ReplicasDiffer {
-        /// A rank.
         rank: usize,
         /// A rank whose weights differ from those of the other.
         other: usize,
@@ -97,7 +96,6 @@ pub enum Error {
     ReplicasDrifted {
         /// The parameter, or a tensor of the optimizer for it.
         name: String,
-        /// A rank.
         rank: usize,
         /// The first rank whose values differ from those of the other.
         other: usize,
@@ -105,9 +103,7 @@ pub enum Error {
     /// An invalid setting.
     #[error("[train] {key} = {value}: {wanted}")]
     Setting {
-        /// The key.
         key: &'static str,
-        /// Its value.
         value: String,
         /// The allowed values.
         wanted: &'static str,
@@ -142,7 +138,6 @@ pub enum Error {
     /// A file system operation failed.
     #[error("{}: {source}{}", path.display(), space_hint(source))]
     Io {
-        /// The file or folder.
         path: PathBuf,
         /// The system's reason.
         #[source]
@@ -150,22 +145,13 @@ pub enum Error {
     },
     /// Something already exists where a folder is to be created.
     #[error("{}: there is something at this place already, and nothing is overwritten: choose another place, or move it away", path.display())]
-    AlreadyExists {
-        /// The path.
-        path: PathBuf,
-    },
+    AlreadyExists { path: PathBuf },
     /// A file of a checkpoint is damaged.
     #[error("{}: {problem}", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
+    Damaged { path: PathBuf, problem: String },
     /// A saved state that does not belong to this run.
     #[error("{}: {problem}; resume with the model and the [train] section that wrote it", path.display())]
     State {
-        /// The file.
         path: PathBuf,
         /// What does not match.
         problem: String,

@@ -6,11 +6,11 @@ use parallel::ErrorClass;
 
 /// The error of this crate.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
 pub enum Error {
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file or folder.
         path: PathBuf,
         /// The error of the operating system.
         source: std::io::Error,
@@ -42,7 +42,6 @@ pub enum Error {
         path: String,
         /// The setting.
         key: String,
-        /// Its value.
         value: String,
         /// What to do.
         fix: String,
@@ -56,11 +55,8 @@ pub enum Error {
     TooManyParameters {
         /// Where the configuration came from.
         path: String,
-        /// The number of parameters.
         parameters: f64,
-        /// The number of layers.
         num_layers: i64,
-        /// The hidden size.
         hidden_size: i64,
         /// The size of the vocabulary.
         vocab_size: i64,
@@ -75,7 +71,6 @@ pub enum Error {
     TooLarge {
         /// Where the configuration came from.
         path: String,
-        /// The number of parameters.
         parameters: f64,
         /// The memory that this process needs for its share of the model, in GiB.
         needed: f64,
@@ -89,7 +84,6 @@ pub enum Error {
         path.display()
     )]
     WeightNotFinite {
-        /// The folder.
         path: PathBuf,
         /// The tensor.
         name: String,
@@ -103,7 +97,6 @@ pub enum Error {
         path.display()
     )]
     UntiedHead {
-        /// The folder.
         path: PathBuf,
         /// The head.
         name: String,
@@ -119,7 +112,6 @@ pub enum Error {
     /// The weights contain a tensor that the architecture does not use.
     #[error("{}: nothing in this architecture uses the tensor `{name}`: check `model_type`, or merge the adapter first", path.display())]
     UnexpectedTensor {
-        /// The file.
         path: PathBuf,
         /// The tensor.
         name: String,
@@ -158,7 +150,6 @@ pub enum Error {
     /// The folder holds another kind of model.
     #[error("{}: {found}; {fix}", path.display())]
     WrongModelKind {
-        /// The folder.
         path: PathBuf,
         /// What the folder holds, and how this was recognized.
         found: String,
@@ -170,7 +161,6 @@ pub enum Error {
     Indivisible {
         /// The section of the configuration.
         axis: &'static str,
-        /// The number of ranks.
         ranks: usize,
         /// What should be split.
         what: String,
@@ -186,7 +176,6 @@ pub enum Error {
     Sampling {
         /// The setting.
         key: &'static str,
-        /// Its value.
         value: f64,
         /// The valid range.
         wanted: &'static str,
@@ -224,10 +213,7 @@ pub enum Error {
     #[error(
         "the {ranks} ranks that share this model sampled different tokens; they must run the same program on the same kind of machine"
     )]
-    RanksDiverged {
-        /// The number of ranks.
-        ranks: usize,
-    },
+    RanksDiverged { ranks: usize },
     /// A prompt contains a token outside the model's vocabulary.
     #[error(
         "prompt {} holds the token {id}, and the model's vocabulary ends before {vocab_size}: \

@@ -4,6 +4,7 @@ use parallel_sys::{Error as SysError, ErrorClass, error_class};
 
 /// An error of the distributed runtime.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
 pub enum Error {
     /// libtorch or the C library refused a call.
     #[error(transparent)]
@@ -22,14 +23,10 @@ pub enum Error {
     #[error(
         "stage {stage} of the pipeline has no gradient for the stage before it: its parameters are frozen"
     )]
-    NoInputGradient {
-        /// The stage.
-        stage: usize,
-    },
+    NoInputGradient { stage: usize },
     /// The rank is outside the mesh.
     #[error("rank {rank} is outside the mesh of {size} ranks")]
     RankOutOfRange {
-        /// The rank.
         rank: usize,
         /// The number of ranks of the mesh.
         size: usize,
@@ -39,11 +36,8 @@ pub enum Error {
     Collective {
         /// The rank that reports the error.
         rank: usize,
-        /// The group.
         group: String,
-        /// The collective.
         collective: &'static str,
-        /// The cause.
         #[source]
         cause: SysError,
     },
@@ -63,7 +57,6 @@ pub enum Error {
     Rendezvous {
         /// The address of the store.
         address: String,
-        /// The cause.
         #[source]
         cause: SysError,
     },
@@ -118,10 +111,7 @@ pub enum Error {
     },
     /// A rank runs another version of this program, so its messages cannot be parsed.
     #[error("rank {rank} runs another version of this program: start every rank from the same build")]
-    VersionMismatch {
-        /// The rank.
-        rank: usize,
-    },
+    VersionMismatch { rank: usize },
     /// The host of the store does not answer.
     #[error(
         "{address} cannot be reached: {cause}; check MASTER_ADDR or --master-addr, and the network between the machines"
@@ -148,13 +138,10 @@ pub enum Error {
     /// The environment variables of the launcher are inconsistent.
     #[error("{launcher} started this process, and {name}{} {problem}", if value.is_empty() { String::new() } else { format!(" = {value:?}") })]
     LauncherVars {
-        /// The launcher.
         launcher: &'static str,
         /// The variable.
         name: &'static str,
-        /// Its value.
         value: String,
-        /// The problem.
         problem: &'static str,
     },
     /// Shared memory was requested for a group that spans several hosts.
@@ -162,7 +149,6 @@ pub enum Error {
         "the group {group} spans several hosts (ranks {hosts}), which share no memory: set [parallel] transport = \"auto\""
     )]
     SpansHosts {
-        /// The group.
         group: String,
         /// The ranks of each host.
         hosts: String,

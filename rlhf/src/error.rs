@@ -6,6 +6,7 @@ use parallel::ErrorClass;
 
 /// The error of any stage.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
 pub enum Error {
     /// A recorder cannot record an event.
     #[error("{0}")]
@@ -27,7 +28,6 @@ pub enum Error {
         "{num_replies} replies do not form groups of {group_size}: a group has at least 2 replies, the same number for every prompt ([ppo] samples_per_prompt)"
     )]
     Groups {
-        /// The number of replies.
         num_replies: usize,
         /// The number of replies per prompt.
         group_size: usize,
@@ -49,9 +49,7 @@ pub enum Error {
     Setting {
         /// The section of the configuration.
         section: &'static str,
-        /// The key.
         key: &'static str,
-        /// The value.
         value: String,
         /// The bound, and how to fix the setting.
         wanted: String,
@@ -59,7 +57,6 @@ pub enum Error {
     /// A data set without a usable row.
     #[error("{stage} has no rows: {fix}")]
     NoRows {
-        /// The stage.
         stage: &'static str,
         /// How to fix it.
         fix: &'static str,
@@ -84,13 +81,11 @@ pub enum Error {
     Margin {
         /// The number of the pair among the pairs that were kept, from 1.
         pair: usize,
-        /// The margin.
         margin: f64,
     },
     /// A file of the run folder that cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file.
         path: PathBuf,
         /// The error of the operating system.
         #[source]
@@ -99,7 +94,6 @@ pub enum Error {
     /// A run folder that cannot be resumed or written to.
     #[error("{}: {problem}", path.display())]
     RunFolder {
-        /// The folder.
         path: PathBuf,
         /// What is wrong with the folder, and how to fix it.
         problem: String,
@@ -129,7 +123,6 @@ pub enum Error {
         what: &'static str,
         /// Its index in the flat vector.
         index: usize,
-        /// The value.
         value: f64,
     },
     /// Log-probabilities of the sampler that are not those of the trainer.
