@@ -25,28 +25,15 @@ const ROOTS: [&str; 10] = [
     "tests/accelerator/src/lib.rs",
 ];
 
-/// Beginnings of the names of files that may be in circles with one another.
-const ALLOWED: [(&str, &str); 4] = [
-    ("chat/src/", "the program is being divided"),
-    ("eval/src/report", "reports are being rewritten"),
-    ("eval/src/results", "reports are being rewritten"),
-    ("eval/src/judge/results", "reports are being rewritten"),
-];
-
 #[test]
 fn files_use_one_another_in_no_circle() {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let (mut report, mut used) = (String::new(), BTreeSet::new());
+    let mut report = String::new();
     for root in ROOTS {
         let sources = Sources::read(&workspace, root);
         let uses = sources.uses();
         for circle in circles(sources.files.len(), &uses) {
             let names: Vec<&str> = circle.iter().map(|&file| sources.files[file].as_str()).collect();
-            let allows = |(allowed, _): &&(&str, &str)| names.iter().all(|name| name.starts_with(allowed));
-            if let Some((allowed, _)) = ALLOWED.iter().find(allows) {
-                used.insert(*allowed);
-                continue;
-            }
             let _ = writeln!(report, "a circle of {} files: {}", names.len(), names.join(", "));
             for Use { user, defining, path, line } in shortest(&circle, &uses) {
                 let (user, defining) = (&sources.files[*user], &sources.files[*defining]);
@@ -55,9 +42,6 @@ fn files_use_one_another_in_no_circle() {
         }
     }
     assert!(report.is_empty(), "move what the files share into a file below them:\n{report}");
-    for (allowed, reason) in ALLOWED {
-        assert!(used.contains(allowed), "{allowed} ({reason}) needs no exception any more");
-    }
 }
 
 /// The modules of a crate.

@@ -51,7 +51,8 @@ def main():
     read = lambda name: pyarrow.parquet.read_table(demo / "data" / name).to_pylist()
     questions, figures = read("heldout.parquet"), []
     for model in ("base", "sft", "ppo"):
-        ours = report["exact_match"][model]["greedy"]["mean"]
+        scores = next(found["scores"] for found in report["benchmarks"]["results"]["models"] if found["name"] == model)
+        ours = next(score["value"] for score in scores if score["task"] == "world")
         figures.append((f"{model} greedy", exact_match(demo / model / "final", questions), ours))
     pairs = read("heldout_preference.parquet")
     figures.append(("reward model", accuracy(demo / "rm/final", pairs), report["reward_model"]["accuracy"]))

@@ -473,17 +473,19 @@ fn a_model_in_training_is_asked_tasks_and_scores_what_its_folder_scores() {
 fn a_pipeline_ends_with_an_evaluation_of_its_models() {
     let scratch = copied();
     let stages = "['data','tokenizer','base','sft','rm','ppo','eval','report']";
-    let line =
-        format!("pipeline --config life.toml --resume --set pipeline.stages={stages} --set eval.data=life");
-    scratch.run(&line).fails(2, &["eval.tasks"]);
+    let line = format!("pipeline --config life.toml --resume --set pipeline.stages={stages}");
+    // Only a pipeline that makes its rows knows what to ask about them.
+    scratch.run(&line.replace(stages, "['sft','eval']")).fails(2, &["eval.tasks"]);
     scratch.run(&format!("{line} --set eval.tasks=wrld")).fails(2, &["wrld", "world"]);
     // Before the first part runs: tasks whose rows the pipeline does not make, and a part without a model.
-    let fresh = line.replace(" --resume", " --set out=fresh").replace("eval.data=life", "eval.data=fresh");
+    let fresh = line.replace(" --resume", " --set out=fresh");
     scratch
         .run(&format!("{fresh} --set eval.tasks=['world','arc_easy']"))
         .fails(3, &["part eval", "no rows of the split", "fresh/arc_easy"]);
     let alone = fresh.replace(stages, "['data','eval']");
-    scratch.run(&format!("{alone} --set eval.tasks=world")).fails(3, &["no model to evaluate", "add base"]);
+    scratch
+        .run(&format!("{alone} --set eval.tasks=world"))
+        .fails(3, &["no model to evaluate", "such as sft"]);
     assert!(!scratch.path("fresh").exists());
     let outcome = scratch.run(&format!("{line} --set eval.tasks=['world','world_preference']"));
     outcome.succeeds();
@@ -521,7 +523,7 @@ fn a_pipeline_ends_with_an_evaluation_of_its_models() {
     }
 
     let report = scratch.read("life/report.html");
-    assert!(report.contains("href=\"eval/report.html\"") && report.contains("world_preference"));
+    assert!(report.contains("href=\"eval/report.html#samples\"") && report.contains("world_preference"));
     assert_eq!(json(&scratch, "life/report.json")["benchmarks"]["results"], results);
     assert!(scratch.read("life/report.md").contains("## Tasks"));
 }
@@ -530,6 +532,7 @@ fn a_pipeline_ends_with_an_evaluation_of_its_models() {
 fn the_ranks_of_a_pipeline_share_the_requests_of_its_evaluation() {
     let scores = |processes: usize| {
         let scratch = copied();
+        fs::remove_dir_all(scratch.path("life/eval")).unwrap();
         let outcome = scratch.run(&format!(
             "pipeline --config life.toml --resume --nproc {processes} --set eval.data=life \
              --set pipeline.stages=['data','tokenizer','base','sft','rm','ppo','eval'] \

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::gemini::{same_bits, with_large_model};
 use crate::harness::{Scratch, signal};
-use crate::training::{LIFE, copied, metrics};
+use crate::training::{LIFE, copied, json, metrics};
 
 const STAGES: [&str; 5] = ["dpo", "kto", "orpo", "simpo", "cpo"];
 
@@ -237,13 +237,19 @@ fn answers_that_people_have_marked_train_as_they_are() {
 #[test]
 fn the_stages_are_parts_of_a_pipeline() {
     let scratch = copied();
-    let stages = "\n[pipeline]\nstages = ['data', 'tokenizer', 'base', 'sft', 'rm', 'dpo', 'kto', 'orpo', 'ppo', 'report']\n";
+    let stages = "\n[pipeline]\nstages = ['data', 'tokenizer', 'base', 'sft', 'rm', 'dpo', 'kto', 'orpo', 'ppo', 'eval', \
+                  'report']\n";
     scratch.write("life.toml", &format!("{LIFE}{stages}\n[stage.dpo.dpo]\nbeta = 0.3\n"));
     scratch.run("pipeline --config life.toml --resume").succeeds();
     for stage in ["dpo", "kto", "orpo"] {
         assert_eq!(metrics(&scratch, &format!("life/{stage}")).len(), 6, "{stage}");
     }
     assert!(scratch.read("life/dpo/run.toml").contains("beta = 0.3"));
+    let report = json(&scratch, "life/report.json");
+    let models = report["benchmarks"]["results"]["models"].as_array().unwrap();
+    let names: Vec<&str> = models.iter().map(|model| model["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["base", "sft", "dpo", "kto", "orpo", "ppo"]);
+    assert!(report["seconds"]["kto"].is_number() && scratch.read("life/report.md").contains("## orpo"));
     scratch.write("wrong.toml", &format!("{LIFE}{stages}\n[stage.dpo.kto]\nbeta = 0.3\n"));
     scratch
         .run("pipeline --config wrong.toml --set out=other")

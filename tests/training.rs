@@ -116,14 +116,19 @@ fn one_file_makes_a_whole_life() {
     let plan = json(scratch, "life/ppo/plan.json");
     assert_eq!(plan["parameters"]["policy"], plan["parameters"]["reference"]);
     let report = json(scratch, "life/report.json");
-    for model in ["base", "sft", "ppo"] {
-        assert_eq!(report["exact_match"][model]["greedy"]["n"], 12);
-        assert!(report["exact_match"][model]["sampled"]["mean"].is_number());
+    let models = report["benchmarks"]["results"]["models"].as_array().unwrap();
+    assert_eq!(models.iter().map(|model| &model["name"]).collect::<Vec<_>>(), ["base", "sft", "ppo"]);
+    for model in models {
+        let scores = model["scores"].as_array().unwrap();
+        for task in ["world", "world_sampled"] {
+            let score = scores.iter().find(|score| score["task"] == task).unwrap();
+            assert!(score["n"] == 12 && score["value"].is_number(), "{score}");
+        }
     }
     assert_eq!(report["reward_model"]["n"], 20);
-    for key in ["paired_gain", "kl", "peak_rss_bytes"] {
-        assert!(!report[key].is_null(), "{key}");
-    }
+    assert!(report["peak_rss_bytes"].is_number() && report["seconds"]["eval"].is_number(), "{report}");
+    let stages = report["runs"].as_array().unwrap().iter().map(|run| run["stage"].as_str().unwrap());
+    assert_eq!(stages.collect::<Vec<_>>(), ["base", "sft", "rm", "ppo"]);
     assert!(names(&scratch.path("life")).iter().all(|name| !name.contains("tmp")));
 }
 
@@ -151,10 +156,11 @@ fn a_pipeline_goes_on_where_it_stopped() {
     let bytes = |scratch: &Scratch| std::fs::read(scratch.path("life/ppo/final/model.safetensors")).unwrap();
     assert!(bytes(&scratch) == bytes(life()));
     assert_eq!(metrics(&scratch, "life/ppo"), metrics(life(), "life/ppo"));
-    assert_eq!(
-        json(&scratch, "life/report.json")["exact_match"],
-        json(life(), "life/report.json")["exact_match"]
-    );
+    for part in ["models", "comparisons"] {
+        let part =
+            |scratch: &Scratch| json(scratch, "life/report.json")["benchmarks"]["results"][part].clone();
+        assert_eq!(part(&scratch), part(life()));
+    }
 }
 
 #[test]
@@ -544,8 +550,10 @@ fn a_report_tells_the_sizes_of_the_models_that_it_measured() {
         (&Value::from(16), &Value::from(2)),
         "{settings}"
     );
-    assert_eq!(settings["sft from"], "life/base/final", "{settings}");
-    assert!(settings.get("ppo iterations").is_none() && settings.get("base steps").is_none(), "{settings}");
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 1);
+    let from = runs[0]["settings"].as_array().unwrap().iter().find(|setting| setting[0] == "model.path");
+    assert!(from.unwrap()[2].as_str().unwrap().contains("life/base/final"), "{from:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The command line. Knows its words and their bounds, and does nothing.
 
 mod chat;
+mod count;
 mod data;
 mod eval;
 mod home;
@@ -14,15 +15,17 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub(crate) use chat::{ChatArgs, OtherModels};
+use count::threads;
 pub(crate) use data::{
     CheckArgs, ConvertArgs, DataCommand, FeedbackOutputs, ImportFeedbackArgs, SynthArgs, TokenizerArgs,
 };
 pub(crate) use eval::{
     EvalArgs, EvalCommand, EvalDiffArgs, EvalFetchArgs, EvalJudgeArgs, EvalListArgs, EvalRmArgs, EvalRunArgs,
-    EvalShowArgs, JudgeMode, ModelHostArgs,
+    EvalShowArgs, JudgeMode,
 };
 pub(crate) use model::{
-    BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelInfoArgs, ModelInitArgs, SamplingArgs,
+    BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelHostArgs, ModelInfoArgs, ModelInitArgs,
+    SamplingArgs,
 };
 pub(crate) use runs::{
     ReportArgs, RunsCommand, RunsCompareArgs, RunsLsArgs, RunsPlotArgs, RunsShowArgs, WatchArgs,
@@ -189,21 +192,6 @@ Example:
         /// The shell.
         shell: clap_complete::Shell,
     },
-}
-
-/// Threads of one operation. How many there may be depends on the processes of the job.
-fn threads(text: &str) -> Result<usize, String> {
-    within(text, usize::MAX)
-}
-
-/// A whole number from 1 to `most`.
-fn within(text: &str, most: usize) -> Result<usize, String> {
-    match text.parse::<usize>() {
-        Err(error) => Err(format!("{error}; give a whole number from 1 up")),
-        Ok(0) => Err("there must be at least 1; leave it out for the default".to_owned()),
-        Ok(number) if number > most => Err(format!("give at most {most}")),
-        Ok(number) => Ok(number),
-    }
 }
 
 /// `doctor`.

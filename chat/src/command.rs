@@ -12,8 +12,8 @@ mod logprobs;
 mod model;
 mod pipeline;
 mod plan;
+mod report;
 mod reward;
-mod run_report;
 pub(crate) mod runs;
 mod train;
 mod train_ui;
@@ -28,6 +28,7 @@ use clap::CommandFactory;
 use crate::args::{Cli, Command, LaunchArgs, StageCommand};
 use crate::config::ConfigError;
 use crate::launch::{self, Job};
+use crate::session;
 
 /// Runs one command.
 pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
@@ -45,9 +46,9 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
         // These read run folders, and compute nothing.
         Command::Watch(arguments) => return watch::run(arguments),
         Command::Runs(command) => return runs::run(command),
-        Command::Report(arguments) => return run_report::run(arguments),
+        Command::Report(arguments) => return report::run(arguments),
         Command::Eval(arguments) => return eval::run(arguments, threads),
-        _ => prepare(threads)?,
+        _ => session::prepare(threads)?,
     }
 
     match cli.command {
@@ -74,14 +75,6 @@ fn launch(arguments: &LaunchArgs, threads: Option<usize>) -> anyhow::Result<()> 
     let threads = threads.map(|threads| ["--threads".into(), threads.to_string().into()]);
     let command: Vec<OsString> = threads.into_iter().flatten().chain(command.iter().cloned()).collect();
     launch::run(&job, &command)
-}
-
-/// Installs the signal handlers, and initializes this process for tensor operations.
-fn prepare(threads: Option<usize>) -> anyhow::Result<()> {
-    crate::interrupt::listen()?;
-    // `doctor` reports the settings that the C library rejects.
-    parallel::launch::init_process(threads, 1)?;
-    Ok(())
 }
 
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {

@@ -17,120 +17,33 @@ mod origins;
 mod paths;
 pub(crate) mod preset;
 mod read;
+mod resolved;
+mod run_config;
 pub(crate) mod section;
 pub(crate) mod stage;
 mod tree;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use datasets::synth::SynthOptions;
-use gemini::{GeminiConfig, TrainConfig};
-use rlhf::config::{
-    CpoConfig, DistillConfig, DpoConfig, KtoConfig, OldLogprobs, OrpoConfig, PpoConfig, RewardConfig,
-    SimpoConfig,
-};
-use rlhf::loss::preference::PreferenceLoss;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 pub(crate) use device::DeviceSetting;
 pub(crate) use error::ConfigError;
 use finding::PipelineFindings;
 use no_effect::HELD_OUT;
 use origins::Origins;
-use section::{
-    BaseSection, CheckpointSection, DataSection, Dtype, EvalSection, LogSection, ModelSection,
-    ParallelSection, PipelineSection, PipelineStep, ReferenceSection, SequenceMode, TensorMode,
-    TokenizerSection,
+pub(crate) use resolved::{
+    Difference, LENGTH_KEYS, RESUME_MUTABLE_KEYS, differences, flat_differences, flatten_toml,
 };
-pub(crate) use stage::{IgnoredKey, StageSchema, Units};
+use run_config::required_out;
+pub(crate) use run_config::{NewModel, RunConfig};
+use section::{BaseSection, EvalSection, ParallelSection, PipelineSection, PipelineStep, TokenizerSection};
+pub(crate) use stage::{StageSchema, Units};
 use tree::{Entry, Node, Tree};
 
 use crate::folder;
-
-/// The resolved configuration of one stage.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct RunConfig {
-    /// The seed of initial values, data order and random draws.
-    pub(crate) seed: u64,
-    /// The run folder.
-    pub(crate) out: PathBuf,
-    /// Number of threads per operation. If absent, each process gets an equal share of the cores.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) threads: Option<usize>,
-    /// How the ranks share the work.
-    pub(crate) parallel: ParallelSection,
-    /// How much memory the models may take.
-    pub(crate) gemini: GeminiConfig,
-    /// The model that the stage starts from.
-    pub(crate) model: ModelSection,
-    /// The tokenizer of the model.
-    pub(crate) tokenizer: TokenizerSection,
-    /// The training data.
-    pub(crate) data: DataSection,
-    /// The settings of the optimizer steps.
-    pub(crate) train: TrainConfig,
-    /// When checkpoints are saved.
-    pub(crate) checkpoint: CheckpointSection,
-    /// When metrics are logged.
-    pub(crate) log: LogSection,
-    /// When held-out rows are evaluated.
-    pub(crate) eval: EvalSection,
-    /// Settings specific to reward-model training.
-    pub(crate) reward: RewardConfig,
-    /// Settings specific to PPO.
-    pub(crate) ppo: PpoConfig,
-    /// The model that offline algorithms compare the policy with.
-    pub(crate) reference: ReferenceSection,
-    /// Settings specific to DPO and its family.
-    pub(crate) dpo: DpoConfig,
-    /// Settings specific to KTO.
-    pub(crate) kto: KtoConfig,
-    /// Settings specific to ORPO.
-    pub(crate) orpo: OrpoConfig,
-    /// Settings specific to `SimPO`.
-    pub(crate) simpo: SimpoConfig,
-    /// Settings specific to CPO.
-    pub(crate) cpo: CpoConfig,
-    /// Settings specific to distillation.
-    pub(crate) distill: DistillConfig,
-    /// What the pipeline gives its base stage.
-    #[serde(skip)]
-    pub(crate) base: NewModel,
-    /// Where the values come from.
-    #[serde(skip)]
-    pub(crate) origins: Origins,
-}
-
-/// The sections of algorithms, which stages read them, and what refuses their values. A stage names the
-/// sections that it reads.
-pub(crate) const ALGORITHM_SECTIONS: [(&str, &str, SectionCheck); 9] = [
-    ("reward", "[reward] is read by rm", |_| Ok(())),
-    ("ppo", "[ppo] is read by ppo", |config| config.ppo.check()),
-    ("reference", "[reference] is read by dpo and kto", |_| Ok(())),
-    ("dpo", "[dpo] is read by dpo", |config| config.dpo.check()),
-    ("kto", "[kto] is read by kto", |config| config.kto.check()),
-    ("orpo", "[orpo] is read by orpo", |config| config.orpo.check()),
-    ("simpo", "[simpo] is read by simpo", |config| config.simpo.check()),
-    ("cpo", "[cpo] is read by cpo", |config| config.cpo.check()),
-    ("distill", "[distill] is read by distill", |config| config.distill.check()),
-];
-
-/// Refuses the values of a section.
-pub(crate) type SectionCheck = fn(&RunConfig) -> Result<(), rlhf::Error>;
-
-/// A model that is trained from random weights.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct NewModel {
-    /// The sizes of the network.
-    pub(crate) network: BaseSection,
-    /// The folder of its tokenizer, which the pipeline trains.
-    pub(crate) tokenizer: PathBuf,
-    /// The size of the vocabulary of this tokenizer.
-    pub(crate) vocab_size: usize,
-}
 
 /// The sections that only `pipeline` reads.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -147,6 +60,9 @@ const PIPELINE_ONLY_SECTIONS: [&str; 4] = ["pipeline", "synth", "base", "stage"]
 
 /// The keys that every stage of a pipeline has in common.
 const WHOLE_JOB_KEYS: [&str; 4] = ["seed", "out", "threads", "parallel"];
+
+/// The tasks about the rows that the part `data` makes.
+const WORLD_TASKS: [&str; 3] = ["world", "world_sampled", "world_preference"];
 
 /// A configuration and the warnings about it.
 #[derive(Debug)]
@@ -176,8 +92,8 @@ pub(crate) struct PipelineConfig {
     pub(crate) synth: SynthOptions,
     /// The network of the base model.
     pub(crate) base: BaseSection,
-    /// The tasks that the part `eval` asks every model.
-    pub(crate) eval: EvalSection,
+    /// What the part `eval` asks every model, as the file says it ([`Self::evaluation`]).
+    eval: EvalSection,
     /// The tokenizer that is trained.
     pub(crate) tokenizer: TokenizerSection,
     /// The resolved configurations of the training stages. Paths that the pipeline creates itself are not set
@@ -219,17 +135,28 @@ pub(crate) fn pipeline_from_text(
 ) -> Result<PipelineConfig, ConfigError> {
     let mut tree = apply_overrides(tree::parse(text, path)?, sets.iter())?;
     let preset = preset::take(&mut tree)?;
-    let (file, common) = read_file_sections(&tree, schemas)?;
+    let (file, mut common) = read_file_sections(&tree, schemas)?;
     let steps = pipeline_steps(&tree, &file.pipeline, schemas)?;
+    // Tasks find the rows that the part `data` makes in the folder of the pipeline, unless the file names
+    // another one.
+    let makes_rows = steps.contains(&PipelineStep::Data);
+    let place_rows = |eval: &mut EvalSection, tree: &Tree, out: &Path| {
+        if makes_rows && tree::find(tree, "eval.data").is_none() {
+            out.clone_into(&mut eval.data);
+        }
+    };
+    let out = common.out.clone();
+    place_rows(&mut common.eval, &tree, &out);
 
     let mut stages = BTreeMap::new();
     let is_saved = folder::is_configuration_of(Some(path), &common.out);
     let mut told = PipelineFindings::default();
     for &stage in schemas {
         // Apply `--set` again after the tables of the stage, because `--set` overrides everything.
-        let common = sets.iter().filter(|set| is_of_stages(set));
-        let stage_tree = apply_overrides(stage_sections(&preset, tree.clone(), stage), common)?;
-        let config = read_stage(&stage_tree)?;
+        let sets = sets.iter().filter(|set| is_of_stages(set));
+        let stage_tree = apply_overrides(stage_sections(&preset, tree.clone(), stage), sets)?;
+        let mut config = read_stage(&stage_tree)?;
+        place_rows(&mut config.eval, &stage_tree, &out);
         config.check_bounds(stage).map_err(|error| error.placed(&stage_tree))?;
         if steps.contains(&PipelineStep::Stage(stage.name)) {
             told.warnings.extend(finding::check_warmup(&stage_tree, &config, stage, is_saved)?);
@@ -247,7 +174,7 @@ pub(crate) fn pipeline_from_text(
     let of_parts = finding::by_parts(&tree, &steps, unused);
     let warnings = told.conclude(of_parts, &steps, schemas)?;
 
-    if steps.contains(&PipelineStep::Eval) && common.eval.tasks.0.is_empty() {
+    if steps.contains(&PipelineStep::Eval) && common.eval.tasks.0.is_empty() && !makes_rows {
         let what = "tasks for the part `eval` of [pipeline] stages";
         return Err(ConfigError::Needed { key: "eval.tasks", stage: "pipeline", what });
     }
@@ -407,274 +334,17 @@ fn pipeline_steps(
     section.stages.iter().map(step).collect()
 }
 
-fn required_out(out: PathBuf, stage: &'static str) -> Result<PathBuf, ConfigError> {
-    if out.as_os_str().is_empty() {
-        return Err(ConfigError::Needed { key: "out", stage, what: "a folder for the run" });
-    }
-    Ok(out)
-}
-
-impl RunConfig {
-    /// Refuses invalid or contradictory settings and missing required ones.
-    pub(crate) fn check(&self, stage: &StageSchema) -> Result<(), ConfigError> {
-        self.check_bounds(stage)?;
-        required_out(self.out.clone(), stage.name)?;
-        if stage.reads("model.path") {
-            self.model_path(stage)?;
-        }
-        if self.data.train.0.is_empty() {
-            let (key, what) = ("data.train", "rows to learn from");
-            return Err(ConfigError::Needed { key, stage: stage.name, what });
-        }
-        if stage.reads("ppo") {
-            self.reward_models(stage)?;
-        }
-
-        // Settings that contradict each other.
-        if stage.reads("data.ptx") && self.ppo.ptx_coef == 0.0 && !self.data.ptx.0.is_empty() {
-            let message =
-                "has no effect while [ppo] ptx_coef is 0: set that, or leave the rows out".to_owned();
-            return Err(ConfigError::Value { place: None, key: "data.ptx".to_owned(), message });
-        }
-        if stage.reads("ppo")
-            && self.ppo.old_logprobs == OldLogprobs::Sampler
-            && self.model.dtype == Dtype::Bfloat16
-        {
-            let wanted = "in bfloat16 the sampler and the training pass round differently: take \"trainer\", or [model] \
-                          dtype = \"float32\"";
-            return refuse("ppo.old_logprobs", "sampler", wanted);
-        }
-        let held_out = self.data.eval_fraction > 0.0 || !self.data.eval.0.is_empty();
-        let has_tasks = !self.eval.tasks.0.is_empty() && stage.reads("eval.tasks");
-        if self.eval.every > 0 && !held_out && !has_tasks && stage.reads("data.eval") {
-            let wanted = "there are neither held-out rows nor tasks: give [data] eval, eval_fraction or [eval] tasks, \
-                          or leave this key out";
-            return refuse("eval.every", self.eval.every, wanted);
-        }
-        Ok(())
-    }
-
-    /// Returns the keys and sections that have no effect on `stage`, each with the reason.
-    fn ignored_keys(&self, stage: &StageSchema) -> Vec<IgnoredKey> {
-        [stage.ignored_keys(), no_effect::by_setting(self, stage)].concat()
-    }
-
-    /// The optimizer steps of the run (for PPO: of the policy), if no row has to be counted for it.
-    fn optimizer_steps(&self, stage: &StageSchema) -> Option<u64> {
-        if stage.has_rollouts { Some(self.ppo.policy_steps(self.ppo.iterations)) } else { self.train.steps }
-    }
-
-    /// What is wrong with a warm-up that is longer than a run of `steps` optimizer steps.
-    pub(crate) fn long_warmup(&self, steps: u64) -> Option<String> {
-        let warmup = self.train.warmup_steps;
-        (warmup > steps).then(|| {
-            format!(
-                "{warmup} steps of warm-up are more than the run has ({steps}), so the rate never reaches [train] lr: lower \
-                 this, or train longer"
-            )
-        })
-    }
-
-    /// Returns the model that `stage` starts from.
-    pub(crate) fn model_path(&self, stage: &StageSchema) -> Result<&str, ConfigError> {
-        let (key, what) = ("model.path", "a model to start from");
-        self.model.path.as_deref().ok_or(ConfigError::Needed { key, stage: stage.name, what })
-    }
-
-    /// Returns the reward models of PPO.
-    pub(crate) fn reward_models(&self, stage: &StageSchema) -> Result<&[String], ConfigError> {
-        let (key, what) = ("ppo.reward_model", "the folder of a reward model");
-        match self.ppo.reward_model.0.as_slice() {
-            [] => Err(ConfigError::Needed { key, stage: stage.name, what }),
-            names => Ok(names),
-        }
-    }
-
-    /// Refuses invalid values. Does not require paths, because `pipeline` fills them in later.
-    fn check_bounds(&self, stage: &StageSchema) -> Result<(), ConfigError> {
-        check_parallel(&self.parallel, self.threads)?;
-        if let Some((key, reason)) = self.gemini.refused_key() {
-            return Err(ConfigError::Value { place: None, key: key.to_owned(), message: reason.to_owned() });
-        }
-
-        let optional = [
-            ("model.path", &self.model.path),
-            ("tokenizer.path", &self.tokenizer.path),
-            ("ppo.reference_model", &self.ppo.reference_model),
-            ("ppo.critic_model", &self.ppo.critic_model),
-            ("reference.model", &self.reference.model),
-            ("distill.teacher", &self.distill.teacher),
-        ];
-        let names = optional.into_iter().filter_map(|(key, name)| Some((key, name.as_ref()?)));
-        for (key, name) in names.chain(self.ppo.reward_model.0.iter().map(|name| ("ppo.reward_model", name)))
-        {
-            if name.trim().is_empty() {
-                let message =
-                    "is empty: name a folder or a model of the hub, or leave the key out".to_owned();
-                return Err(ConfigError::Value { place: None, key: key.to_owned(), message });
-            }
-        }
-        self.train.check().map_err(rlhf::Error::from)?;
-        let mut read = ALGORITHM_SECTIONS.iter().filter(|(section, ..)| stage.reads(section));
-        read.try_for_each(|(.., check)| check(self))?;
-        self.data.check()?;
-        self.eval.check()?;
-        if self.log.every == 0 {
-            return refuse("log.every", 0, "must be at least 1");
-        }
-        if self.checkpoint.every > 0 && self.checkpoint.keep == 0 {
-            return refuse("checkpoint.keep", 0, "must be at least 1, or set [checkpoint] every = 0");
-        }
-        Ok(())
-    }
-
-    /// Reads a configuration that [`to_toml`](Self::to_toml) wrote, perhaps in an earlier version, and writes
-    /// it as this version does: keys that did not exist yet have their defaults.
-    pub(crate) fn upgrade(saved: &str, stage: &StageSchema) -> Result<String, toml::de::Error> {
-        let config: Self = toml::from_str(saved)?;
-        config.to_toml(stage).map_err(serde::de::Error::custom)
-    }
-
-    /// The number of steps (for PPO: iterations) of the run, if no row has to be counted for it.
-    pub(crate) fn fixed_length(&self, stage: &StageSchema) -> Option<u64> {
-        if stage.has_rollouts { Some(self.ppo.iterations) } else { self.train.steps }
-    }
-
-    /// Writes the configuration of `stage` as TOML that makes the same run, with every default written out.
-    /// Keys without effect are left out.
-    pub(crate) fn to_toml(&self, stage: &StageSchema) -> Result<String, toml::ser::Error> {
-        let mut table = toml::Table::try_from(self)?;
-        // Whether the report of a pipeline reads the held-out rows of a stage is not known here.
-        let is_kept = |key: &str| key == HELD_OUT && stage.reads(HELD_OUT);
-        let ignored = self.ignored_keys(stage).into_iter().filter(|(key, _)| !is_kept(key));
-        ignored.for_each(|(key, _)| finding::remove(&mut table, key));
-        toml::to_string(&table)
-    }
-
-    /// The same, with the origin of every value that is no default as a comment.
-    pub(crate) fn to_annotated_toml(&self, stage: &StageSchema) -> anyhow::Result<String> {
-        Ok(self.origins.annotate(&self.to_toml(stage)?)?)
-    }
-}
-
-/// Refuses parallel settings that contradict each other or are not implemented yet.
-fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<(), ConfigError> {
-    if threads == Some(0) {
-        return refuse("threads", 0, "must be at least 1; leave it out for a fair share of the cores");
-    }
-    let (sequence, tensor) = (&parallel.sequence, parallel.tensor.size);
-    for (key, size) in [
-        ("parallel.data", parallel.data.unwrap_or(1)),
-        ("parallel.pipeline.size", parallel.pipeline.size),
-        ("parallel.pipeline.chunks", parallel.pipeline.chunks),
-        ("parallel.expert.size", parallel.expert.size),
-        ("parallel.tensor.size", tensor),
-        ("parallel.sequence.size", sequence.size),
-    ] {
-        if size == 0 {
-            return refuse(key, 0, "must be at least 1");
-        }
-    }
-
-    // The other modes would create a mesh with an axis that no collective uses, and the job would hang.
-    if parallel.tensor.mode != TensorMode::OneDimension {
-        let message = "layers in two and three dimensions are not there yet: use \"1d\"".to_owned();
-        return Err(ConfigError::Value { place: None, key: "parallel.tensor.mode".to_owned(), message });
-    }
-    if let Some(depth) = parallel.tensor.depth {
-        return refuse("parallel.tensor.depth", depth as u64, "has no effect on mode = \"1d\": leave it out");
-    }
-
-    let size = sequence.size as u64;
-    match sequence.mode {
-        SequenceMode::None if size > 1 => {
-            refuse("parallel.sequence.size", size, "needs mode = \"ulysses\" or \"ring\" in the same section")
-        }
-        SequenceMode::Megatron if size > 1 => {
-            let wanted =
-                "must be 1: mode = \"megatron\" shares tokens among the processes of [parallel.tensor]";
-            refuse("parallel.sequence.size", size, wanted)
-        }
-        SequenceMode::Megatron if tensor == 1 => {
-            refuse("parallel.tensor.size", 1, "must be above 1 for [parallel.sequence] mode = \"megatron\"")
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Keys that do not change the results of a run: where it is stored, where it runs, how it is monitored and
-/// how often it is saved.
-pub(crate) const RESUME_MUTABLE_KEYS: [&str; 10] = [
-    "out",
-    "threads",
-    "parallel",
-    "gemini",
-    "model.device",
-    "log",
-    "eval",
-    "checkpoint",
-    "data.eval",
-    "data.cache",
-];
-
-/// Keys that give the length of a run. They may grow on resume.
-pub(crate) const LENGTH_KEYS: [&str; 3] = ["train.steps", "train.epochs", "ppo.iterations"];
-
-/// A key in which two resolved configurations differ.
-#[derive(Debug)]
-pub(crate) struct Difference {
-    /// The dotted key.
-    pub(crate) key: String,
-    /// The first value as TOML, or "not set".
-    pub(crate) was: String,
-    /// The second value.
-    pub(crate) now: String,
-}
-
-/// Compares two resolved configurations. Keys and sections in `except` are ignored.
-pub(crate) fn differences(was: &str, now: &str, except: &[&str]) -> Result<Vec<Difference>, toml::de::Error> {
-    let [was, now] = [flatten_toml(was)?, flatten_toml(now)?];
-    let excepted = |key: &str| {
-        let within = |section: &&str| {
-            key.strip_prefix(*section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
-        except.iter().any(within)
-    };
-    Ok(flat_differences(&was, &now).into_iter().filter(|difference| !excepted(&difference.key)).collect())
-}
-
-/// Compares two configurations that are laid out by dotted key.
-pub(crate) fn flat_differences(
-    was: &BTreeMap<String, String>,
-    now: &BTreeMap<String, String>,
-) -> Vec<Difference> {
-    let keys: BTreeSet<&String> = was.keys().chain(now.keys()).collect();
-    let value = |of: &BTreeMap<String, String>, key| of.get(key).map_or("not set", String::as_str).to_owned();
-    let changed = keys.into_iter().filter(|key| was.get(*key) != now.get(*key));
-    changed.map(|key| Difference { key: key.clone(), was: value(was, key), now: value(now, key) }).collect()
-}
-
-/// Maps the dotted key of every value of a TOML text to the value.
-pub(crate) fn flatten_toml(text: &str) -> Result<BTreeMap<String, String>, toml::de::Error> {
-    fn lay(prefix: &str, table: &toml::Table, flat: &mut BTreeMap<String, String>) {
-        for (key, value) in table {
-            let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-            match value {
-                toml::Value::Table(table) => lay(&key, table, flat),
-                value => drop(flat.insert(key, value.to_string())),
-            }
-        }
-    }
-    let mut found = BTreeMap::new();
-    lay("", &toml::from_str(text)?, &mut found);
-    Ok(found)
-}
-
-fn refuse(key: &str, value: impl Display, wanted: &str) -> Result<(), ConfigError> {
-    Err(ConfigError::Value { place: None, key: key.to_owned(), message: format!("{value}: {wanted}") })
-}
-
 impl PipelineConfig {
+    /// What the part `eval` asks every model. A pipeline that makes its rows asks about them if the file names
+    /// no task.
+    pub(crate) fn evaluation(&self) -> EvalSection {
+        let mut section = self.eval.clone();
+        if section.tasks.0.is_empty() {
+            section.tasks.0 = WORLD_TASKS.map(str::to_owned).into();
+        }
+        section
+    }
+
     /// Writes the configuration as TOML that reads back the same, with every default written out.
     pub(crate) fn to_toml(&self, schemas: &[&'static StageSchema]) -> anyhow::Result<String> {
         let mut table = toml::Table::new();

@@ -113,7 +113,6 @@ pub(crate) struct FeedbackRow {
 #[derive(Debug, thiserror::Error)]
 #[error("field {field} {problem}")]
 pub(crate) struct RowProblem {
-    /// The field.
     field: &'static str,
     /// What is wrong with it, and how to fix it.
     problem: String,

@@ -72,7 +72,6 @@ pub(crate) struct DtypeSpeed {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MemorySpeed {
-    /// Of reading.
     pub(crate) read: f64,
     /// Of copying: what is read and what is written.
     pub(crate) copy: f64,
@@ -86,7 +85,6 @@ pub(crate) struct DiskSpeed {
     pub(crate) folder: PathBuf,
     /// Whether the transfers passed the page cache.
     pub(crate) is_direct: bool,
-    /// Of reading.
     pub(crate) read: f64,
     /// Of writing.
     pub(crate) write: f64,

@@ -66,7 +66,6 @@ pub(crate) fn tokenizer(folder: &Path, template: Option<&str>) -> anyhow::Result
 
 /// A tokenizer for a model that is about to be trained.
 pub(crate) struct TokenizerToTrain {
-    /// The tokenizer.
     pub(crate) tokenizer: Tokenizer,
     /// The tokens that were added to the tokenizer. The model needs embeddings for them.
     pub(crate) added: Vec<&'static str>,

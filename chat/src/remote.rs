@@ -31,6 +31,7 @@ pub(crate) use self::address::{KeyChoice, KeyPlan};
 pub(crate) use self::error::RemoteError;
 use self::error::excerpt;
 use self::reply::{Ending, Update};
+pub(crate) use self::request::RemoteOptions;
 use self::request::{Endpoint, Offered, SILENCE};
 
 /// How often a caller that waits is asked whether to go on.
@@ -47,21 +48,6 @@ const QUEUE: usize = 256;
 pub(crate) struct RemoteModel {
     endpoint: Endpoint,
     offered: Offered,
-}
-
-/// How replies are drawn.
-#[derive(Clone, Debug)]
-pub(crate) struct RemoteOptions {
-    /// Divides the logits.
-    pub(crate) temperature: f64,
-    /// The probability of the most likely tokens that are drawn from.
-    pub(crate) top_p: f64,
-    /// The number of the most likely tokens that are drawn from; 0 is all, and is not sent.
-    pub(crate) top_k: usize,
-    /// The longest reply, in tokens.
-    pub(crate) max_new_tokens: usize,
-    /// Chooses the draws.
-    pub(crate) seed: u64,
 }
 
 /// What the server streamed.

@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use gemini::checkpoint;
+use serde_json::{Map, Value, json};
 use tui::dashboard::{Event, RunFacts, Sample, Series, THROUGHPUT};
 use tui::number::counted;
 use tui::text::single_line;
 
 use crate::config::{self, ConfigError, Difference, RunConfig};
+use crate::console::print_stderr;
 use crate::folder::CONFIGURATION;
 use crate::run_reader::{RunReader, read_small};
 use crate::stage;
@@ -24,8 +26,9 @@ const LONGEST_NAME: usize = 200;
 /// The most metrics of a run. A stage has less than a hundred.
 const MOST_METRICS: usize = 1000;
 
-/// The most warnings that are kept.
+/// The most warnings that are kept, and the most that are printed.
 const MOST_WARNINGS: usize = 100;
+const PRINTED_WARNINGS: usize = 10;
 
 /// A run.
 pub(crate) struct RunData {
@@ -35,7 +38,6 @@ pub(crate) struct RunData {
     pub(crate) facts: RunFacts,
     /// Its metrics.
     pub(crate) series: Vec<Series>,
-    /// Its samples.
     pub(crate) samples: Vec<Sample>,
     /// What is wrong with its files: the first warnings.
     pub(crate) warnings: Vec<String>,
@@ -79,6 +81,27 @@ impl RunData {
 
         let (out, facts) = (out.to_owned(), reader.run().clone());
         Ok(Self { out, facts, series: metrics.series, samples, warnings, more_warnings, settings })
+    }
+
+    /// Prints what is wrong with the files of the run: the first warnings, and how many more there are.
+    pub(crate) fn print_warnings(&self) {
+        self.warnings.iter().take(PRINTED_WARNINGS).for_each(|warning| print_stderr(warning));
+        let more = self.warnings.len().saturating_sub(PRINTED_WARNINGS) + self.more_warnings;
+        if more > 0 {
+            print_stderr(&format!("warning: {}: {more} more warnings", self.out.display()));
+        }
+    }
+
+    /// What every list of runs says of the run, as the beginning of a JSON object.
+    pub(crate) fn json(&self) -> Map<String, Value> {
+        let facts = [
+            ("run", json!(self.out)),
+            ("stage", json!(self.facts.stage)),
+            ("status", json!(self.facts.status.text())),
+            ("step", json!(self.step())),
+            ("total_steps", json!(self.facts.total_steps)),
+        ];
+        facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// The metric called `name`.

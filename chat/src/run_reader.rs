@@ -10,19 +10,16 @@ mod liveness;
 
 use std::path::{Path, PathBuf};
 
-use parallel::regular_file;
 use serde_json::{Map, Value};
 use tui::dashboard::{Event, Memory, RankState, RunFacts, Sample, Status};
 
 pub(crate) use self::follow::{Follower, Piece};
-use self::liveness::{NewestRun, State};
+use self::liveness::{Holder, NewestRun, State, rank_zero};
+pub(crate) use self::liveness::{is_run_folder, read_small};
 use crate::config::{self, ConfigError};
 use crate::folder::CONFIGURATION;
-use crate::live::{self, EventRow, RankFile};
-use crate::stage;
-
-/// The largest file besides the rows that is read.
-const LARGEST_FILE: u64 = 16 << 20;
+use crate::live::{self, EventRow, RankFile, RequestFile, RequestKind};
+use crate::{output, own_file, stage};
 
 /// Reads one run folder.
 pub(crate) struct RunReader {
@@ -93,11 +90,11 @@ impl RunReader {
 
         // Facts are sent when they change: the screen would be drawn anew for each.
         let ranks = self.ranks();
-        let holder = self.holder(&ranks);
-        let facts = self.facts(self.status(holder, &ranks));
+        let holder = self.run.holder(&self.out, &ranks);
+        let facts = self.facts(self.run.status(&self.out, holder, &ranks));
         let memory = self.memory(&ranks);
         let ranks: Vec<RankState> =
-            ranks.into_iter().map(|(file, age)| self.rank_state(holder, file, age)).collect();
+            ranks.into_iter().map(|(file, age)| self.run.rank_state(holder, file, age)).collect();
 
         if facts != self.shown.0 {
             events.push(Event::Run(facts.clone()));
@@ -115,6 +112,49 @@ impl RunReader {
     /// What is known of the run besides its rows, as of the last call of [`Self::poll`].
     pub(crate) fn run(&self) -> &RunFacts {
         &self.shown.0
+    }
+
+    /// Asks the run for something. It answers in its events. Refuses a request that no run would take.
+    pub(crate) fn ask(&self, request: RequestKind) -> anyhow::Result<()> {
+        let out = self.out.display();
+        let Some(run) = self.run.id.clone() else {
+            anyhow::bail!("{out}: no run that takes requests");
+        };
+        if let Some(reason) = self.refusal() {
+            anyhow::bail!("{out}: {reason}");
+        }
+        let folder = live::requests_path(&self.out);
+        if !own_file::is_folder(&folder) {
+            anyhow::bail!("{}: this is no folder, so the run takes no requests", folder.display());
+        }
+
+        let nanoseconds = (live::unix_seconds() * 1e9) as u64;
+        let name = format!("{nanoseconds}-{}.json", std::process::id());
+        let text = serde_json::to_vec(&RequestFile { run, request })?;
+        Ok(output::write_new(&folder.join(name), &text)?)
+    }
+
+    /// Why the run cannot be asked for anything now, if it cannot.
+    fn refusal(&self) -> Option<String> {
+        // The last call of `poll` may be a while ago.
+        let ranks = self.ranks();
+        let host = rank_zero(&ranks).map(|(file, _)| &file.host);
+        let holder = self.run.holder(&self.out, &ranks);
+        match (self.run.status(&self.out, holder, &ranks), host) {
+            (Status::Running, _) if holder == Holder::NextRun => {
+                Some("this run cannot be watched and takes no requests; its messages say why".to_owned())
+            }
+            (Status::Silent { seconds }, Some(host)) if *host != live::host() => Some(format!(
+                "the run has said nothing for {seconds} s, and only its machine {host} can tell whether it \
+                 lives: ask there"
+            )),
+            // On this machine it has the lock. It takes the request when the machine lets it go on.
+            (Status::Running | Status::Paused { .. } | Status::Silent { .. }, _) => None,
+            (Status::Waiting, _) => Some("the run has not begun: ask again when it trains".to_owned()),
+            (Status::Finished | Status::Stopped | Status::Ended, _) => {
+                Some("nothing runs in this folder".to_owned())
+            }
+        }
     }
 
     fn take_piece(&mut self, piece: Piece, path: &Path, take: Take, events: &mut Vec<Event>) {
@@ -315,19 +355,6 @@ fn object(row: &Value) -> Result<&Map<String, Value>, String> {
 
 fn step(row: &Map<String, Value>) -> Result<u64, String> {
     row.get("step").and_then(Value::as_u64).ok_or_else(|| "`step` is no whole number".to_owned())
-}
-
-/// Whether a run has written into `out`, or is about to.
-pub(crate) fn is_run_folder(out: &Path) -> bool {
-    let is_pipeline = out.join("seconds.json").exists()
-        || read_small(&out.join(CONFIGURATION)).is_some_and(|text| text.contains("[pipeline]"));
-    let has_rows = ["metrics.jsonl", "plan.json", live::LIVE].iter().any(|name| out.join(name).exists());
-    has_rows && !is_pipeline
-}
-
-/// Reads a text file that is not too large.
-pub(crate) fn read_small(path: &Path) -> Option<String> {
-    regular_file::read_to_string(path, LARGEST_FILE).ok()
 }
 
 #[cfg(test)]

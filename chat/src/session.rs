@@ -1,4 +1,5 @@
-//! The model of a command: its weights, and its tokenizer if its folder has one.
+//! What a command that runs a model needs: a process that is ready for tensor operations, and the model with
+//! its tokenizer if its folder has one.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,15 @@ use models::scalar_model::ScalarModel;
 use parallel::LocalRank;
 
 use crate::args::ModelArgs;
-use crate::{device, model_folder};
+use crate::{device, interrupt, model_folder};
+
+/// Installs the signal handlers, and initializes this process for tensor operations.
+pub(crate) fn prepare(threads: Option<usize>) -> anyhow::Result<()> {
+    interrupt::listen()?;
+    // `doctor` reports the settings that the C library rejects.
+    parallel::launch::init_process(threads, 1)?;
+    Ok(())
+}
 
 /// A loaded model with its tokenizer.
 pub(crate) struct Session<M> {

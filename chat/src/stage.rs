@@ -10,11 +10,13 @@ mod dpo;
 pub(crate) mod fit;
 mod kto;
 mod model_memory;
+mod model_parallel;
 mod offline;
 mod orpo;
 mod peak_memory;
 mod plan;
 pub(crate) mod ppo;
+mod predict;
 pub(crate) mod preflight;
 mod reference;
 pub(crate) mod rm;
@@ -56,6 +58,11 @@ pub(crate) fn with_init() -> impl Iterator<Item = InitStage> {
 /// The first stage that learns from such rows.
 pub(crate) fn for_rows(rows: RowKind) -> Option<InitStage> {
     with_init().find(|stage| stage.init.rows == rows)
+}
+
+/// The stages whose models answer tasks, in the order of a pipeline.
+pub(crate) fn language_models() -> impl Iterator<Item = &'static Stage> {
+    ALL.into_iter().filter(|stage| !trains_reward_model(stage.schema.name))
 }
 
 /// Whether a stage trains a reward model, which answers no tasks.

@@ -5,8 +5,7 @@
 //! letters become lower-case, ASCII punctuation is removed, ASCII digits are removed. Then they must be
 //! equal. Nothing is stripped: a leading space makes a reply wrong.
 //!
-//! [`crate::metric::exact_match`] is another rule, which strips the reply. This file does not know where a
-//! reply comes from.
+//! This file does not know where a reply comes from.
 
 use serde::{Deserialize, Serialize};
 

@@ -29,7 +29,6 @@ pub mod ifeval;
 pub mod judge;
 pub mod longbench;
 pub mod math_answer;
-pub mod metric;
 mod metric_value;
 mod nan_as_null;
 pub mod number_words;

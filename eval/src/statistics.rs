@@ -59,7 +59,7 @@ pub use calibration::{Bin, Calibration, calibration};
 pub use cluster::{clustered_mean, clustered_rate};
 pub use correlation::{pearson, spearman};
 pub use distribution::{normal_quantile, student_t_quantile};
-pub use estimate::{CONFIDENCE, Estimate, average_items, estimate, mean_of_items, wilson};
+pub use estimate::{CONFIDENCE, Estimate, estimate, mean_of_items, wilson};
 pub use group::{Weighting, group_mean, macro_mean, stratified_rate};
 pub use holm::holm;
 pub use independent_difference::independent_difference;

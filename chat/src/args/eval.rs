@@ -1,12 +1,13 @@
 //! The flags of `eval`.
 
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use eval::results::requirement::Requirement;
 
-use super::train::processes;
+use super::count::processes;
+use super::model::ModelHostArgs;
 use crate::config::DeviceSetting;
 use crate::config::section::Dtype;
 
@@ -56,39 +57,6 @@ pub(crate) struct EvalRunArgs {
     /// Print the results as JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// How models are run here, and asked behind an endpoint.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct ModelHostArgs {
-    /// The numbers that the weights are held in.
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
-    pub(crate) dtype: Dtype,
-    /// Where a model computes: auto, cpu, cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
-    pub(crate) device: DeviceSetting,
-    /// The most tokens of a row, below what the model allows.
-    #[arg(long, value_name = "N")]
-    pub(crate) max_length: Option<NonZeroUsize>,
-    /// The requests that are under way at an endpoint at once [default: 4].
-    #[arg(long, value_name = "N")]
-    pub(crate) endpoint_concurrency: Option<NonZeroUsize>,
-    /// The most seconds for a reply of an endpoint [default: 600].
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) endpoint_timeout: Option<NonZeroU64>,
-}
-
-impl ModelHostArgs {
-    /// The defaults, on a device.
-    pub(crate) fn on(device: DeviceSetting) -> Self {
-        Self {
-            dtype: Dtype::Float32,
-            device,
-            max_length: None,
-            endpoint_concurrency: None,
-            endpoint_timeout: None,
-        }
-    }
 }
 
 /// Which tasks, and how their prompts are made.

@@ -1,6 +1,6 @@
 //! The flags of commands that run or look at one model: `generate`, `logprobs`, `reward`, `model`.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -23,6 +23,39 @@ pub(crate) struct ModelArgs {
     /// A built-in chat template, or Jinja source [default: the model's own].
     #[arg(long, value_name = "NAME")]
     pub(crate) template: Option<String>,
+}
+
+/// How models are run here, and asked behind an endpoint.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ModelHostArgs {
+    /// The numbers that the weights are held in.
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
+    pub(crate) dtype: Dtype,
+    /// Where a model computes: auto, cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
+    pub(crate) device: DeviceSetting,
+    /// The most tokens of a row, below what the model allows.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_length: Option<NonZeroUsize>,
+    /// The requests that are under way at an endpoint at once [default: 4].
+    #[arg(long, value_name = "N")]
+    pub(crate) endpoint_concurrency: Option<NonZeroUsize>,
+    /// The most seconds for a reply of an endpoint [default: 600].
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) endpoint_timeout: Option<NonZeroU64>,
+}
+
+impl ModelHostArgs {
+    /// The defaults, on a device.
+    pub(crate) fn on(device: DeviceSetting) -> Self {
+        Self {
+            dtype: Dtype::Float32,
+            device,
+            max_length: None,
+            endpoint_concurrency: None,
+            endpoint_timeout: None,
+        }
+    }
 }
 
 /// How replies are drawn.

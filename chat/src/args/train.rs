@@ -7,9 +7,8 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Subcommand};
-use parallel::launch;
 
-use super::within;
+use super::count::{planned_processes, processes};
 use crate::config::DeviceSetting;
 use crate::stage::definition::{CommandHelp, InitStage};
 use crate::stage::{self, Stage};
@@ -283,15 +282,4 @@ pub(crate) enum RunLength {
     Quick,
     /// Every row once.
     Normal,
-}
-
-/// Processes that this machine would run.
-pub(super) fn processes(text: &str) -> Result<usize, String> {
-    let number = within(text, usize::MAX)?;
-    launch::check_processes(number).map(|()| number).map_err(|error| error.to_string())
-}
-
-/// Processes that a plan lays out and nobody runs.
-fn planned_processes(text: &str) -> Result<usize, String> {
-    within(text, 1 << 16)
 }

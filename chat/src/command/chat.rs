@@ -35,16 +35,10 @@ use crate::config::{ConfigError, DeviceSetting};
 use crate::feedback::{self, FeedbackLog};
 use crate::remote::{KeyPlan, RemoteModel};
 use line::Conversation;
+use screen::Kept;
 use sessions::Sessions;
 use settings::Settings;
 use worker::{Worker, WorkerSetup};
-
-/// What the chat keeps of a user.
-struct Kept {
-    /// `None` if nothing is kept.
-    sessions: Option<Sessions>,
-    log: FeedbackLog,
-}
 
 /// Runs the conversation until the user ends it.
 pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {

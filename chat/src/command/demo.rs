@@ -14,9 +14,7 @@ pub(crate) fn run(arguments: &DemoArgs, threads: Option<usize>) -> anyhow::Resul
     let out = arguments.out.display().to_string();
     let mut sets = vec![format!("seed={}", arguments.seed), format!("out={out:?}")];
     sets.extend(arguments.overrides.sets());
-    // The file may be used without its part `eval`, so this is none of the sets, which must have an effect.
-    let text = DEMO_CONFIG.replace("data = \"colossal-demo\"", &format!("data = {out:?}"));
-    let config = config::pipeline_from_text(&text, Path::new("demo.toml"), &sets, &stage::schemas())?;
+    let config = config::pipeline_from_text(DEMO_CONFIG, Path::new("demo.toml"), &sets, &stage::schemas())?;
     let sets: String =
         arguments.overrides.sets().iter().map(|set| [" --set '", set.as_str(), "'"].concat()).collect();
     let command =

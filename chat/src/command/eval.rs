@@ -19,7 +19,6 @@ use parallel::RankInfo;
 use rlhf::config::OneOrMany;
 
 use crate::args::{EvalArgs, EvalCommand, EvalRunArgs};
-use crate::command::prepare;
 use crate::config::ConfigError;
 use crate::config::section::{EvalSection, ParallelSection};
 use crate::console::{print, print_stderr};
@@ -29,7 +28,7 @@ use crate::evaluation::{Candidate, model};
 use crate::failure::Failure;
 use crate::launch::{self, Job, StartupSpec};
 use crate::remote::KeyPlan;
-use crate::{interrupt, shell};
+use crate::{interrupt, session, shell};
 
 /// Runs one of the commands.
 pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Result<()> {
@@ -39,11 +38,11 @@ pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Resul
         Some(EvalCommand::Fetch(arguments)) => fetch::run(arguments),
         Some(EvalCommand::Diff(arguments)) => diff::run(arguments),
         Some(EvalCommand::Judge(arguments)) => {
-            prepare(threads)?;
+            session::prepare(threads)?;
             judge::run(arguments)
         }
         Some(EvalCommand::Rm(arguments)) => {
-            prepare(threads)?;
+            session::prepare(threads)?;
             rm::run(arguments)
         }
         None => evaluate(&arguments.run, threads),
@@ -83,7 +82,7 @@ fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<(
         let start = StartupSpec { command: "eval", resume: false, settings: &settings };
         Some(launch::join(threads, &ParallelSection::default(), &start)?)
     } else {
-        prepare(threads)?;
+        session::prepare(threads)?;
         None
     };
 

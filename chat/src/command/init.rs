@@ -5,14 +5,14 @@
 //! first rows of a file. No weights are read, and nothing is downloaded.
 
 mod answers;
+mod check;
 mod dialog;
 mod rows;
 mod run_file;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::args::InitArgs;
-use crate::config::ConfigError;
 use crate::console::print;
 use crate::machine_speed::{Machine, MachineSpeed};
 use crate::nearby::Nearby;
@@ -43,24 +43,4 @@ fn next_steps(answers: &Answers) -> String {
         "{} is written: read it, its comments say what each key does. Next:\n  {start} --dry-run\n  {start}",
         answers.out.display()
     )
-}
-
-/// The first of `name.extension`, `name-2.extension` and so on that does not exist.
-fn free_path(name: &str, extension: &str) -> PathBuf {
-    let path = |number: usize| match number {
-        1 => PathBuf::from(format!("{name}{extension}")),
-        number => PathBuf::from(format!("{name}-{number}{extension}")),
-    };
-    let is_free = |path: &PathBuf| path.symlink_metadata().is_err();
-    (1..usize::MAX).map(path).find(is_free).expect("a folder has finitely many entries")
-}
-
-/// A path that a run file, which is UTF-8, can hold.
-fn as_text(path: &Path) -> Option<String> {
-    path.to_str().map(str::to_owned)
-}
-
-/// An argument or an answer that is not accepted.
-fn refused(argument: &str, problem: impl Into<String>) -> ConfigError {
-    ConfigError::Argument { argument: argument.to_owned(), problem: problem.into() }
 }

@@ -196,13 +196,14 @@ fn preflight_eval(config: &PipelineConfig) -> anyhow::Result<()> {
             |step: &PipelineStep| matches!(step, PipelineStep::Stage(name) if *name == stage.schema.name);
         config.steps.iter().any(part) || config.path(stage.schema.name).join("final").exists()
     };
-    if !LANGUAGE_MODELS.into_iter().any(is_made) {
+    if !stage::language_models().any(is_made) {
         return Err(no_model(config).into());
     }
 
-    let all = job::select(&config.eval)?.tasks.len();
+    let section = config.evaluation();
+    let all = job::select(&section)?.tasks.len();
     let tasks = counted(all as u64, "task");
-    let checked = stage::tasks::check(&config.eval, &|task| makes_rows(config, &config.eval, task))?;
+    let checked = stage::tasks::check(&section, &|task| makes_rows(config, &section, task))?;
     match checked {
         Some(evaluation) if evaluation.tasks.len() == all => {
             let requests = counted(evaluation.num_requests() as u64, "request");
@@ -214,7 +215,9 @@ fn preflight_eval(config: &PipelineConfig) -> anyhow::Result<()> {
 }
 
 fn no_model(config: &PipelineConfig) -> Failure {
-    let problem = "there is no model to evaluate: add base, sft or ppo to [pipeline] stages".to_owned();
+    let problem =
+        "there is no model to evaluate: add a stage that trains one, such as sft, to [pipeline] stages";
+    let problem = problem.to_owned();
     Failure::File { path: config.out.clone(), problem }
 }
 
@@ -321,7 +324,7 @@ impl PipelineRun {
             // Rank 0 writes the report alone. No other rank has to wait for it.
             PipelineStep::Report if !self.groups.is_rank_zero() => Ok(true),
             PipelineStep::Report => {
-                report::write(&self.config, &self.seconds, command)?;
+                report::pipeline::write(&self.config, &self.seconds, command)?;
                 print_stderr(&format!("{}", self.config.out.join("report.html").display()));
                 Ok(true)
             }
@@ -369,17 +372,20 @@ impl PipelineRun {
     /// Asks every language model of the pipeline the tasks of `[eval]`. Answers of an earlier run are kept by
     /// the hash of the model, so this part always runs, and asks only what is new. The ranks share the
     /// requests, each with the whole model: none waits for another longer than a collective may take.
+    ///
+    /// Returns false if an earlier run has written results: its time is the time of the evaluation.
     fn evaluate(&self, command: &str) -> anyhow::Result<bool> {
-        let finals = LANGUAGE_MODELS
+        let is_new = !self.config.path("eval/results.json").exists();
+        let finals = stage::language_models()
             .map(|stage| (stage.schema.name, self.config.path(stage.schema.name).join("final")));
-        let there = finals.into_iter().filter(|(_, folder)| folder.exists());
+        let there = finals.filter(|(_, folder)| folder.exists());
         let candidates: Vec<Candidate> =
             there.map(|(name, folder)| Candidate::of_folder(name.to_owned(), folder)).collect();
         let Some(last) = candidates.last() else {
             return Err(no_model(&self.config).into());
         };
         let job = EvalJob {
-            section: &self.config.eval,
+            section: &self.config.evaluation(),
             train_data: self.train_data(),
             host: ModelHostArgs::on(self.config.stages[last.name.as_str()].model.device),
             output: &self.config.path("eval"),
@@ -388,10 +394,10 @@ impl PipelineRun {
             candidates,
         };
         let groups = (self.groups.world().size() > 1).then_some(&*self.groups);
-        let Some(outcome) = job.run(groups)? else { return Ok(true) };
+        let Some(outcome) = job.run(groups)? else { return Ok(is_new) };
         outcome.problems.iter().for_each(|problem| print_stderr(&format!("warning: {problem}")));
         print_stderr(&format!("{}\n{}", eval_command::summary(&outcome.results), outcome.report.display()));
-        Ok(true)
+        Ok(is_new)
     }
 
     /// The files of rows that the stages of the pipeline train on, each once. Files that are gone since a
@@ -450,9 +456,6 @@ impl PipelineRun {
 fn stage_of(name: &str) -> &'static Stage {
     stage::find(name).expect("a part of the pipeline is a stage that exists")
 }
-
-/// The stages whose models answer tasks, in the order in which they are trained.
-const LANGUAGE_MODELS: [&Stage; 3] = [&stage::base::STAGE, &stage::sft::STAGE, &stage::ppo::STAGE];
 
 /// The files that the part `data` generates.
 const GENERATED_FILES: [&str; 6] = [

@@ -7,7 +7,6 @@ use parallel::ErrorClass;
 use tui::number::counted;
 
 use super::location::SourceLocation;
-use super::tree::{self, Tree};
 
 /// An error of the configuration or of the command line.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +95,6 @@ pub(crate) enum ConfigError {
     Needed {
         /// The dotted key.
         key: &'static str,
-        /// The stage.
         stage: &'static str,
         /// A description of the value that the stage needs.
         what: &'static str,
@@ -110,7 +108,6 @@ pub(crate) enum ConfigError {
     NotMade {
         /// The dotted key.
         key: &'static str,
-        /// The folder.
         path: PathBuf,
     },
     /// A key that has no effect on the stage.
@@ -120,7 +117,6 @@ pub(crate) enum ConfigError {
         place: SourceLocation,
         /// The dotted key.
         key: String,
-        /// The stage.
         stage: &'static str,
         /// Why it has no effect, and what to do about it.
         reason: &'static str,
@@ -244,7 +240,6 @@ pub(crate) enum ConfigError {
     Marker {
         /// The marker.
         path: PathBuf,
-        /// What is wrong with it.
         problem: String,
     },
     /// The run file is the very file to which the run saves its resolved configuration.
@@ -256,7 +251,6 @@ pub(crate) enum ConfigError {
     /// The folder of a run or of results, `out` or `--output`, cannot be created or used.
     #[error("{:?} cannot be used: {problem}: choose another folder", path.display().to_string())]
     BadOut {
-        /// The folder.
         path: PathBuf,
         /// The reason.
         problem: String,
@@ -321,18 +315,12 @@ pub(crate) enum ConfigError {
     },
     /// A device that this machine does not have, or that the processes of a job cannot share.
     #[error("device {setting}: {problem}")]
-    Device {
-        /// The setting.
-        setting: String,
-        /// What is wrong, and how to fix it.
-        problem: String,
-    },
+    Device { setting: String, problem: String },
     /// A command-line argument that is not acceptable.
     #[error("{argument}: {problem}")]
     Argument {
         /// The argument as it was typed.
         argument: String,
-        /// What is wrong, and how to fix it.
         problem: String,
     },
 }
@@ -346,29 +334,6 @@ impl ConfigError {
             Self::NoWholeCheckpoint { .. } => ErrorClass::Data,
             Self::Device { .. } => ErrorClass::Device,
             _ => ErrorClass::Usage,
-        }
-    }
-
-    /// An unknown key of a file whose other sections are read apart is told with their names as well.
-    pub(super) fn with_sections(self, sections: &[&str]) -> Self {
-        match self {
-            Self::UnknownKey { place, key, known, nearest } if !key.contains('.') => {
-                let nearest = nearest.or_else(|| super::read::nearest(&key, sections).map(str::to_owned));
-                let known = format!("{known}, {}", sections.join(", "));
-                Self::UnknownKey { place, key, known, nearest }
-            }
-            other => other,
-        }
-    }
-
-    /// Adds the place where the key of a refused value was written, if the user wrote it.
-    pub(super) fn placed(self, tree: &Tree) -> Self {
-        match self {
-            Self::Value { place: None, key, message } => {
-                let place = tree::find(tree, &key).map(|entry| entry.origin.location.clone());
-                Self::Value { place, key, message }
-            }
-            other => other,
         }
     }
 }

@@ -222,18 +222,6 @@ fn value_at<'a>(table: &'a toml::Table, key: &str) -> Option<&'a toml::Value> {
     }
 }
 
-/// Removes a dotted key from a table.
-pub(super) fn remove(table: &mut toml::Table, key: &str) {
-    match key.split_once('.') {
-        None => drop(table.remove(key)),
-        Some((section, key)) => {
-            if let Some(toml::Value::Table(section)) = table.get_mut(section) {
-                remove(section, key);
-            }
-        }
-    }
-}
-
 /// Returns the origin of the first value below `node` that `--set` wrote.
 fn set_below(node: &Node) -> Option<Origin> {
     let Node::Table(tree) = node else { return None };

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 /// The place where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SourceLocation {
-    /// A preset.
     Preset(&'static str),
     /// A file and a line number, from 1.
     File(PathBuf, usize),

@@ -14,6 +14,20 @@ use toml::Value;
 use super::error::ConfigError;
 use super::tree::{Entry, Node, Origin, Tree};
 
+impl ConfigError {
+    /// An unknown key of a file whose other sections are read apart is told with their names as well.
+    pub(super) fn with_sections(self, sections: &[&str]) -> Self {
+        match self {
+            Self::UnknownKey { place, key, known, nearest } if !key.contains('.') => {
+                let nearest = nearest.or_else(|| self::nearest(&key, sections).map(str::to_owned));
+                let known = format!("{known}, {}", sections.join(", "));
+                Self::UnknownKey { place, key, known, nearest }
+            }
+            other => other,
+        }
+    }
+}
+
 /// Deserializes a complete tree as a `T`.
 pub(crate) fn read<T: de::DeserializeOwned>(tree: &Tree) -> Result<T, ConfigError> {
     T::deserialize(TableReader(tree)).map_err(ReadError::into_config)

@@ -409,7 +409,6 @@ pub(crate) struct BaseSection {
     pub(crate) num_hidden_layers: i64,
     /// The number of query heads.
     pub(crate) num_attention_heads: i64,
-    /// The number of key and value heads.
     pub(crate) num_key_value_heads: i64,
     /// The maximum sequence length in tokens.
     pub(crate) max_position_embeddings: i64,
@@ -445,7 +444,7 @@ pub(crate) enum PipelineStep {
     Stage(&'static str),
     /// Evaluates every model on the tasks of `[eval]`.
     Eval,
-    /// Writes the report, with exact match on the generated questions.
+    /// Writes the report.
     Report,
 }
 
@@ -484,6 +483,7 @@ pub(crate) struct PipelineSection {
 
 impl Default for PipelineSection {
     fn default() -> Self {
-        Self { stages: ["data", "tokenizer", "base", "sft", "rm", "ppo", "report"].map(str::to_owned).into() }
+        const PARTS: [&str; 8] = ["data", "tokenizer", "base", "sft", "rm", "ppo", "eval", "report"];
+        Self { stages: PARTS.map(str::to_owned).into() }
     }
 }

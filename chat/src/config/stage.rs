@@ -1,7 +1,5 @@
 //! What the configuration knows of a training stage. The stages themselves are in [`crate::stage`].
 
-use super::ALGORITHM_SECTIONS;
-
 /// A key or section without effect, and the reason.
 pub(crate) type IgnoredKey = (&'static str, &'static str);
 
@@ -59,21 +57,4 @@ impl Units {
     pub(crate) const ROWS: Self = Self { row: "row", step: "step", sample: "row" };
     /// The words of a stage that trains on pairs.
     pub(crate) const PAIRS: Self = Self { row: "pair", step: "step", sample: "pair" };
-}
-
-impl StageSchema {
-    /// Whether the key or section `key` has an effect on the stage.
-    pub(crate) fn reads(&self, key: &str) -> bool {
-        let covers = |(ignored, _): &IgnoredKey| {
-            key.strip_prefix(ignored).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
-        !self.ignored_keys().iter().any(covers)
-    }
-
-    /// The keys and sections that have no effect on the stage, each with the reason.
-    pub(crate) fn ignored_keys(&self) -> Vec<IgnoredKey> {
-        let others = ALGORITHM_SECTIONS.iter().filter(|(section, ..)| !self.sections.contains(section));
-        let others = others.map(|&(section, readers, _)| (section, readers));
-        others.chain(self.ignored_keys.iter().copied()).collect()
-    }
 }

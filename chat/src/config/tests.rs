@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use gemini::TrainConfig;
 use gemini::config::Scheduler;
 
 use super::*;
@@ -89,7 +90,8 @@ fn a_pipeline_resolves_every_stage_and_saves_what_reads_back() {
         assert_eq!(config.stages[stage.name].train.lr.to_bits(), f64::to_bits(expected), "{}", stage.name);
     }
     assert_eq!(config.base.hidden_size, 64);
-    assert_eq!(config.pipeline.stages.len(), 7);
+    assert_eq!(config.pipeline.stages.len(), 8);
+    assert_eq!(config.evaluation().data, Path::new("life"));
     assert_eq!(read(&config.to_toml(&stage::schemas()).unwrap()), config);
 }
 
@@ -390,11 +392,12 @@ fn a_pipeline_tells_of_common_keys_that_no_stage_uses() {
         base("[tokenizer]\nvocab_size = 300\n[train]\nepochs = 2\n[stage.base.train]\nsteps = 5\n")
             .is_empty()
     );
-    let told = base("[eval]\nlimit = 3\n");
+    let told = base("[eval]\nlimit = 3\n[pipeline]\nstages = ['data', 'sft']\n");
     assert_eq!(
         told,
         ["life.toml:3: `eval.limit` has no effect on this pipeline: [eval] tasks names no task"]
     );
+    assert!(base("[eval]\nlimit = 3\n").is_empty());
     let parts = base("[pipeline]\nstages = ['sft']\n[synth]\ntrain = 7\n[base]\nhidden_size = 8\n");
     assert!(parts.len() == 2 && parts[0].contains("`synth`") && parts[1].contains("`base`"), "{parts:?}");
     let told = base("[stage.rm.eval]\nlimit = 3\n");

@@ -27,9 +27,7 @@ pub(crate) struct Origin {
 pub(crate) enum Node {
     /// Text, a number, true or false, or a date.
     Leaf(Value),
-    /// A list.
     List(Vec<Entry>),
-    /// A table.
     Table(Tree),
 }
 
@@ -64,6 +62,19 @@ pub(crate) fn parse_preset(text: &str, name: &'static str) -> Result<Tree, Confi
     let table = DeTable::parse(text)
         .map_err(|error| ConfigError::Syntax { place: place(0), message: error.message().to_owned() })?;
     Ok(Reader { text, place: &place }.table(table.get_ref(), ""))
+}
+
+impl ConfigError {
+    /// Adds the place where the key of a refused value was written, if the user wrote it.
+    pub(super) fn placed(self, tree: &Tree) -> Self {
+        match self {
+            Self::Value { place: None, key, message } => {
+                let place = find(tree, &key).map(|entry| entry.origin.location.clone());
+                Self::Value { place, key, message }
+            }
+            other => other,
+        }
+    }
 }
 
 /// Overrides `under` with `over`. Tables are merged key by key; any other value is replaced.

@@ -59,7 +59,6 @@ pub(crate) struct Outcome {
     pub(crate) results: Results,
     /// Documents that a model left without an answer, a line for each such model.
     pub(crate) problems: Vec<String>,
-    /// The report.
     pub(crate) report: PathBuf,
 }
 

@@ -6,12 +6,12 @@
 //! | user, mount, network, process, IPC and host-name namespaces | `unshare` ([`command`]) |
 //! | a root folder with the system's libraries and the interpreter, read-only, and an empty `/tmp` | [`command::ENTER`] |
 //! | no capabilities, no new privileges | `setpriv` |
-//! | an empty session keyring, and descriptors and memory of process 1 out of reach | [`SUPERVISE`] |
+//! | an empty session keyring, and descriptors and memory of process 1 out of reach | [`command::SUPERVISE`] |
 //! | no call that reaches other processes, keys, kernels or uncounted memory; no second process | [`syscall_filter`] |
 //! | limits for memory, processor time, files and threads, which add up to one for the sandbox | [`limits`] |
 //! | an end with the process and thread that started it, whatever ends those | [`command::START`] |
 //!
-//! Process 1 of the sandbox watches the program and ends at the time limit at the latest ([`SUPERVISE`]); the
+//! Process 1 of the sandbox watches the program and ends at the time limit at the latest ([`command::SUPERVISE`]); the
 //! kernel then kills all others of the sandbox. Its verdict bears a nonce that the program does not know.
 //! Once a sandbox was ready, whatever happens to it fails its program alone ([`running`]).
 //!
@@ -44,10 +44,8 @@ use crate::failure::Failure;
 use command::{ROOT, Tools, on_path};
 use interpreter::Interpreter;
 pub(crate) use limits::most_memory;
-use running::Running;
+use running::{Running, broken};
 
-/// Process 1 of a sandbox.
-const SUPERVISE: &str = include_str!("sandbox/supervise.py");
 /// What must not be possible in a sandbox.
 const PROBE: &str = include_str!("sandbox/probe.py");
 
@@ -154,8 +152,4 @@ fn probe_constants(port: u16) -> String {
     let refused: Vec<String> =
         syscall_filter::REFUSED.iter().map(|(name, number)| format!("{name:?}: {number}")).collect();
     format!("PORT = {port}\n{limits}\nREFUSED = {{{}}}\n", refused.join(", "))
-}
-
-fn broken(problem: &str, error: &io::Error) -> Failure {
-    Failure::Sandbox { problem: format!("{problem}: {error}") }
 }

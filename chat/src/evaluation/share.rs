@@ -47,7 +47,6 @@ impl Share {
 pub(crate) struct SharedModel<'a> {
     /// The model.
     pub(crate) model: &'a mut dyn LanguageModel,
-    /// Its share.
     pub(crate) share: Share,
 }
 

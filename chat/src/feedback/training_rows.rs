@@ -36,7 +36,6 @@ pub(crate) enum Reason {
     Tie,
     /// Both answers of a pair are equal.
     EqualAnswers,
-    /// An answer is empty.
     EmptyAnswer,
     /// A later judgement on the same two answers says the same.
     SamePair,
@@ -70,7 +69,6 @@ impl Reason {
 /// Training rows of one kind.
 #[derive(Debug)]
 pub(crate) struct TrainingRows<R> {
-    /// The rows.
     pub(crate) rows: Vec<R>,
     /// What was left out. A thumb or a rating that is part of some pair is not.
     pub(crate) left_out: LeftOut,

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use rlhf::Error;
 use rlhf::event::{Event, Recorder};
 
-use super::{EventRow, Shared, events_path, files};
+use super::files;
+use super::format::{EventRow, events_path};
+use super::shared::Shared;
 use crate::console::print_stderr;
 use crate::own_file::{self, io_error};
 

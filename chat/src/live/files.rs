@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rlhf::Error;
 
-use super::{LIVE, requests_path};
+use super::format::{LIVE, requests_path};
 use crate::own_file::{io_error, make_folder};
 
 /// Makes `live/` and `live/requests/` in the run folder `out`, and removes the states and the requests that

@@ -1,9 +1,46 @@
 //! The rows and files under `live/`, as `docs/formats.md` describes them. Reading ignores fields that it does
 //! not know, so a run of a later version can be watched.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use serde::{Deserialize, Serialize};
 
-use super::unix_seconds;
+/// The folder inside the run folder.
+pub(crate) const LIVE: &str = "live";
+
+/// The file of events in the run folder `out`.
+pub(crate) fn events_path(out: &Path) -> PathBuf {
+    out.join(LIVE).join("events.jsonl")
+}
+
+/// The folder of requests in the run folder `out`.
+pub(crate) fn requests_path(out: &Path) -> PathBuf {
+    out.join(LIVE).join("requests")
+}
+
+/// The file of the state of a rank in the run folder `out`.
+pub(crate) fn rank_path(out: &Path, rank: usize) -> PathBuf {
+    out.join(LIVE).join(format!("rank-{rank}.json"))
+}
+
+/// When a file was last changed, in seconds since 1970. `None` if there is no such file.
+pub(crate) fn modified(path: &Path) -> Option<f64> {
+    let modified = fs::metadata(path).and_then(|found| found.modified()).ok()?;
+    Some(modified.duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()))
+}
+
+/// The seconds since 1970.
+pub(crate) fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
+}
+
+/// The name of this machine.
+pub(crate) fn host() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}
 
 /// A row of `events.jsonl`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -48,11 +85,8 @@ impl EventRow {
 /// `rank-N.json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RankFile {
-    /// The run.
     pub(crate) run: String,
-    /// The rank.
     pub(crate) rank: usize,
-    /// Its process.
     pub(crate) process: u32,
     /// Its machine.
     pub(crate) host: String,
@@ -76,7 +110,6 @@ pub(crate) struct RankFile {
 pub(crate) struct Tier {
     /// What is counted.
     pub(crate) name: String,
-    /// Its bytes.
     pub(crate) bytes: u64,
     /// The limit, if there is one.
     #[serde(default)]

@@ -1,6 +1,7 @@
 //! What a run writes under `live/`, and what it leaves alone there.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 

@@ -105,14 +105,12 @@ fn without_secrets(endpoint: &str) -> String {
 pub(super) struct Key {
     /// The key itself.
     pub(super) secret: String,
-    /// The variable.
     pub(super) variable: &'static str,
 }
 
 /// What a server is sent to be let in, if anything.
 #[derive(Clone)]
 pub(super) struct Access {
-    /// The key.
     pub(super) key: Option<Key>,
     /// What the user can do if the server refuses.
     pub(super) advice: String,

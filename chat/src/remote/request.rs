@@ -289,8 +289,23 @@ fn adapt(body: &mut Map<String, Value>, refusal: &str, notices: &mut Vec<String>
     false
 }
 
+/// How replies are drawn.
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteOptions {
+    /// Divides the logits.
+    pub(crate) temperature: f64,
+    /// The probability of the most likely tokens that are drawn from.
+    pub(crate) top_p: f64,
+    /// The number of the most likely tokens that are drawn from; 0 is all, and is not sent.
+    pub(crate) top_k: usize,
+    /// The longest reply, in tokens.
+    pub(crate) max_new_tokens: usize,
+    /// Chooses the draws.
+    pub(crate) seed: u64,
+}
+
 /// The body of a request for a reply.
-pub(super) fn body(model: &str, messages: Value, options: &super::RemoteOptions) -> Map<String, Value> {
+pub(super) fn body(model: &str, messages: Value, options: &RemoteOptions) -> Map<String, Value> {
     let mut body = Map::new();
     let settings = [
         ("model", json!(model)),

@@ -1,4 +1,4 @@
-//! Whether the newest run in a folder lives, what it does, and whether it can be asked for something.
+//! Whether the newest run in a folder lives, and what it does.
 //!
 //! After a crash the last words of a run stay in the folder, and a run that is resumed there holds the lock
 //! while it loads its models. What was said before the lock was taken is therefore of an earlier run, and
@@ -6,11 +6,14 @@
 
 use std::path::Path;
 
+use parallel::regular_file;
 use tui::dashboard::{RankState, Status};
 
-use super::{RunReader, is_run_folder};
-use crate::live::{self, RankFile, RequestFile, RequestKind};
-use crate::{folder, output, own_file};
+use crate::folder::{self, CONFIGURATION};
+use crate::live::{self, RankFile};
+
+/// The largest file besides the rows that is read.
+const LARGEST_FILE: u64 = 16 << 20;
 
 /// The time without a word after which a run counts as silent, in seconds: five times that between two
 /// states.
@@ -52,60 +55,55 @@ pub(super) enum Holder {
     NextRun,
 }
 
-impl RunReader {
-    /// Tells who holds the lock. `ranks` are the states of the ranks of the newest run, with their age.
-    pub(super) fn holder(&self, ranks: &[(RankFile, f64)]) -> Holder {
-        let Some(since) = folder::locked_since(&self.out) else { return Holder::Nobody };
+impl NewestRun {
+    /// Tells who holds the lock of the run folder `out`. `ranks` are the states of the ranks of the newest run,
+    /// with their age.
+    pub(super) fn holder(&self, out: &Path, ranks: &[(RankFile, f64)]) -> Holder {
+        let Some(since) = folder::locked_since(out) else { return Holder::Nobody };
         let is_gone = rank_zero(ranks).is_some_and(|(file, age)| is_gone(file, *age));
         if is_gone || self.last_word(ranks) < since { Holder::NextRun } else { Holder::NewestRun }
     }
 
     /// When the newest run last said something, in seconds since 1970.
     fn last_word(&self, ranks: &[(RankFile, f64)]) -> f64 {
-        rank_zero(ranks).map_or(self.run.time, |(file, _)| file.time.max(self.run.time))
+        rank_zero(ranks).map_or(self.time, |(file, _)| file.time.max(self.time))
     }
 
     /// How the run is: the lock tells whether a process has the folder, the events and the ranks what it
     /// does.
-    pub(super) fn status(&self, holder: Holder, ranks: &[(RankFile, f64)]) -> Status {
-        let state = self.run.state.map(|(state, _)| state);
-        let is_finished = self.out.join("final").exists();
+    pub(super) fn status(&self, out: &Path, holder: Holder, ranks: &[(RankFile, f64)]) -> Status {
+        let state = self.state.map(|(state, _)| state);
+        let is_finished = out.join("final").exists();
         // A pipeline keeps the folders of its earlier stages locked.
         if holder == Holder::Nobody || state == Some(State::Finished) {
             return match state {
                 _ if is_finished => Status::Finished,
                 Some(State::Stopped) => Status::Stopped,
-                None if !is_run_folder(&self.out) => Status::Waiting,
+                None if !is_run_folder(out) => Status::Waiting,
                 _ => Status::Ended,
             };
         }
 
         let silence = live::unix_seconds() - self.last_word(ranks);
-        match self.run.state {
+        match self.state {
             Some((State::Running | State::Paused, step)) if holder == Holder::NewestRun => match state {
                 _ if silence > SILENCE => Status::Silent { seconds: silence as u64 },
                 Some(State::Paused) => Status::Paused { step },
                 _ => Status::Running,
             },
             // A run of an earlier version.
-            None if self.out.join("metrics.jsonl").exists() && !is_finished => Status::Running,
+            None if out.join("metrics.jsonl").exists() && !is_finished => Status::Running,
             // A run that cannot write its events.
-            _ if holder == Holder::NextRun && self.has_new_rows() => Status::Running,
+            _ if holder == Holder::NextRun && has_new_rows(out) => Status::Running,
             // The process still loads its models, or it saves them and ends.
             _ => Status::Waiting,
         }
     }
 
-    /// Whether metrics were written since the lock was taken.
-    fn has_new_rows(&self) -> bool {
-        let rows = live::modified(&self.out.join("metrics.jsonl"));
-        rows.zip(folder::locked_since(&self.out)).is_some_and(|(rows, since)| rows > since)
-    }
-
     /// What a rank is shown to do.
     pub(super) fn rank_state(&self, holder: Holder, file: RankFile, age: f64) -> RankState {
         let has_said_its_end =
-            matches!(self.run.state, Some((State::Finished | State::Stopped | State::Failed, _)));
+            matches!(self.state, Some((State::Finished | State::Stopped | State::Failed, _)));
         let is_lost = holder != Holder::NewestRun || is_gone(&file, age);
         let RankFile { rank, phase, step, resident_bytes, .. } = file;
         let phase = match is_lost {
@@ -117,52 +115,15 @@ impl RunReader {
         let age_seconds = if age > SILENCE { age as u64 } else { 0 };
         RankState { rank, phase, step, resident_bytes, age_seconds }
     }
-
-    /// Asks the run for something. It answers in its events. Refuses a request that no run would take.
-    pub(crate) fn ask(&self, request: RequestKind) -> anyhow::Result<()> {
-        let out = self.out.display();
-        let Some(run) = self.run.id.clone() else {
-            anyhow::bail!("{out}: no run that takes requests");
-        };
-        if let Some(reason) = self.refusal() {
-            anyhow::bail!("{out}: {reason}");
-        }
-        let folder = live::requests_path(&self.out);
-        if !own_file::is_folder(&folder) {
-            anyhow::bail!("{}: this is no folder, so the run takes no requests", folder.display());
-        }
-
-        let nanoseconds = (live::unix_seconds() * 1e9) as u64;
-        let name = format!("{nanoseconds}-{}.json", std::process::id());
-        let text = serde_json::to_vec(&RequestFile { run, request })?;
-        Ok(output::write_new(&folder.join(name), &text)?)
-    }
-
-    /// Why the run cannot be asked for anything now, if it cannot.
-    fn refusal(&self) -> Option<String> {
-        // The last call of `poll` may be a while ago.
-        let ranks = self.ranks();
-        let host = rank_zero(&ranks).map(|(file, _)| &file.host);
-        let holder = self.holder(&ranks);
-        match (self.status(holder, &ranks), host) {
-            (Status::Running, _) if holder == Holder::NextRun => {
-                Some("this run cannot be watched and takes no requests; its messages say why".to_owned())
-            }
-            (Status::Silent { seconds }, Some(host)) if *host != live::host() => Some(format!(
-                "the run has said nothing for {seconds} s, and only its machine {host} can tell whether it \
-                 lives: ask there"
-            )),
-            // On this machine it has the lock. It takes the request when the machine lets it go on.
-            (Status::Running | Status::Paused { .. } | Status::Silent { .. }, _) => None,
-            (Status::Waiting, _) => Some("the run has not begun: ask again when it trains".to_owned()),
-            (Status::Finished | Status::Stopped | Status::Ended, _) => {
-                Some("nothing runs in this folder".to_owned())
-            }
-        }
-    }
 }
 
-fn rank_zero(ranks: &[(RankFile, f64)]) -> Option<&(RankFile, f64)> {
+/// Whether metrics were written since the lock was taken.
+fn has_new_rows(out: &Path) -> bool {
+    let rows = live::modified(&out.join("metrics.jsonl"));
+    rows.zip(folder::locked_since(out)).is_some_and(|(rows, since)| rows > since)
+}
+
+pub(super) fn rank_zero(ranks: &[(RankFile, f64)]) -> Option<&(RankFile, f64)> {
     ranks.first().filter(|(file, _)| file.rank == 0)
 }
 
@@ -173,4 +134,17 @@ fn is_gone(file: &RankFile, age: f64) -> bool {
         && file.host == live::host()
         && processes.join("self").exists()
         && !processes.join(file.process.to_string()).exists()
+}
+
+/// Whether a run has written into `out`, or is about to.
+pub(crate) fn is_run_folder(out: &Path) -> bool {
+    let is_pipeline = out.join("seconds.json").exists()
+        || read_small(&out.join(CONFIGURATION)).is_some_and(|text| text.contains("[pipeline]"));
+    let has_rows = ["metrics.jsonl", "plan.json", live::LIVE].iter().any(|name| out.join(name).exists());
+    has_rows && !is_pipeline
+}
+
+/// Reads a text file that is not too large.
+pub(crate) fn read_small(path: &Path) -> Option<String> {
+    regular_file::read_to_string(path, LARGEST_FILE).ok()
 }

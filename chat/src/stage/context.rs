@@ -9,27 +9,24 @@ use gemini::{Budget, ChunkManager, Traffic, WeightMemory, ZeroStage, checkpoint}
 use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::decoder;
-use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
-use parallel::comm::ProcessGroup;
 use parallel::{Axis, Mesh, ProcessGroups, Transport, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
 use tch::Device;
 use tui::number;
 
-use crate::config::section::SequenceMode;
 use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::console::print_stderr;
 use crate::folder::RunFolder;
 use crate::live::Live;
 use crate::output::check_writable;
 use crate::record::{FolderRecorder, JsonlRecorder, MultiRecorder, TensorboardRecorder};
+use crate::stage::model_parallel::model_parallel;
 use crate::stage::plan::{self, Plan};
 use crate::{device, interrupt, model_folder};
 
 /// The context of a stage.
 pub(crate) struct StageContext<'a> {
-    /// The stage.
     pub(crate) stage: &'static StageSchema,
     /// The process groups of the job.
     pub(crate) groups: &'a Arc<ProcessGroups>,
@@ -50,7 +47,6 @@ pub(crate) struct StageContext<'a> {
 /// The purpose of a run. All modes but `Train` stop before the run folder is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RunMode {
-    /// Train.
     Train,
     /// Check everything and print the plan to stderr.
     DryRun,
@@ -145,41 +141,6 @@ pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> a
     let model_parallel = model_parallel(config, ctx.groups);
     let memory = WeightMemory::for_device(&ctx.memory, device, ctx.groups);
     Ok(LoadOptions { kind: config.model.dtype.kind(), device, trainable: true, model_parallel, memory })
-}
-
-/// Returns how the ranks share each model.
-pub(super) fn model_parallel(config: &RunConfig, groups: &ProcessGroups) -> ModelParallel {
-    let sequence_parallel = match config.parallel.sequence.mode {
-        SequenceMode::Megatron if groups.tensor_parallel().size() > 1 => SequenceParallel::Megatron,
-        SequenceMode::Ulysses if groups.sequence_parallel().size() > 1 => {
-            SequenceParallel::Ulysses(Arc::clone(groups.sequence_parallel()))
-        }
-        SequenceMode::Ring if groups.sequence_parallel().size() > 1 => {
-            SequenceParallel::Ring(Arc::clone(groups.sequence_parallel()))
-        }
-        _ => SequenceParallel::Replicated,
-    };
-
-    // An axis of size 1 gets no group, so the models skip its collectives.
-    let section = &config.parallel.pipeline;
-    let pipeline_parallel = (section.size > 1).then(|| PipelineParallel {
-        group: Arc::clone(groups.pipeline_parallel()),
-        schedule_kind: section.schedule,
-        virtual_stages: section.chunks,
-        embedding_group: groups.embedding_group().cloned(),
-    });
-    let wide = |group: &Arc<ProcessGroup>| (group.size() > 1).then(|| Arc::clone(group));
-    let (expert_parallel, pipeline_expert_group) =
-        (wide(groups.expert_parallel()), wide(groups.pipeline_expert_group()));
-
-    ModelParallel {
-        sequence_parallel,
-        pipeline_parallel,
-        expert_parallel,
-        pipeline_expert_group,
-        replica: groups.expert_data_parallel().rank(),
-        ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
-    }
 }
 
 /// Prints the plan of a run whose models cannot be loaded because they do not fit, if only the plan is

@@ -9,8 +9,7 @@ use super::context::StageContext;
 use super::preflight::Preflight;
 use crate::config::{RunConfig, StageSchema};
 
-/// A training stage: what the command line, the configuration, the pipeline and the curves of the report know
-/// of it. (The rest of the report compares the stages of the demo by name.)
+/// A training stage: what the command line, the configuration, the pipeline and the reports know of it.
 #[derive(Debug)]
 pub(crate) struct Stage {
     /// Its name, and the configuration keys that it reads.
@@ -122,12 +121,10 @@ impl RowKind {
 pub(crate) struct OtherModel {
     /// The flag of `init`.
     pub(crate) flag: &'static str,
-    /// The question.
     pub(crate) question: &'static str,
     /// The key in the section of the stage, and its comment.
     pub(crate) key: &'static str,
     pub(crate) comment: &'static str,
-    /// Whether it is a reward model.
     pub(crate) is_reward_model: bool,
 }
 

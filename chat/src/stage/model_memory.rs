@@ -10,19 +10,12 @@ use models::config::Config;
 use models::decoder::HeadKind;
 use models::decoder::load::weight_specs;
 use models::model_parallel::ModelParallel;
-use parallel::{Axis, Mesh, ProcessGroups, launch, memory};
-use rlhf::config::OldLogprobs;
+use parallel::{Axis, Mesh, ProcessGroups};
 use serde::Serialize;
 use tch::{Device, Kind};
 
-use super::context::{RunMode, StageContext, model_parallel};
-use super::fit::{Shortage, Work};
-use super::peak_memory::{self, PeakMemory, SequenceLengths};
-use super::step_time::{DtypeTime, PlannedRun, StepTime};
+use super::model_parallel::model_parallel;
 use crate::config::RunConfig;
-use crate::device;
-use crate::failure::Failure;
-use crate::machine_speed::{Machine, MachineSpeed};
 
 /// A model of a stage.
 #[derive(Clone, Copy)]
@@ -39,95 +32,8 @@ pub(crate) struct PlannedModel<'a> {
 pub(crate) struct ModelBytes {
     /// What the model is for.
     pub(crate) role: &'static str,
-    /// Its bytes.
     #[serde(flatten)]
     pub(crate) bytes: StateBytes,
-}
-
-/// The memory of all models of a stage in the process that needs most, and the time of its steps.
-#[derive(Clone, Debug)]
-pub(crate) struct StagePlan {
-    /// The number of parameters of each model, by role.
-    pub(crate) parameters: Vec<(&'static str, usize)>,
-    /// Weights, gradients and optimizer state.
-    pub(crate) models: Vec<ModelBytes>,
-    /// The peak of the process; `None` for models on a GPU, for which there is no prediction.
-    pub(crate) peak: Option<PeakMemory>,
-    /// The time of a step; `None` if it is not known.
-    pub(crate) step_time: Option<StepTime>,
-    /// The time of a step with weights in the other dtype; `None` if it is not known.
-    pub(crate) other_dtype: Option<DtypeTime>,
-    /// The memory that the run lacks, if it lacks any.
-    pub(crate) shortage: Option<Shortage>,
-}
-
-impl StagePlan {
-    /// The bytes of weights, gradients and optimizer state of all models.
-    pub(crate) fn model_bytes(&self) -> usize {
-        self.models.iter().map(|model| model.bytes.total()).sum()
-    }
-}
-
-/// Predicts the memory that the models need in the fullest process and the time that a step takes if they run
-/// over sequences of these `lengths`, and refuses a run that cannot have the memory. Nothing is refused in
-/// mode [`RunMode::Plan`].
-pub(super) fn check(
-    config: &RunConfig,
-    ctx: &StageContext<'_>,
-    models: &[PlannedModel<'_>],
-    lengths: &SequenceLengths,
-) -> anyhow::Result<StagePlan> {
-    let mesh = ctx.mesh;
-    let state = of_fullest_process(config, mesh, models)?;
-    let parameters = models.iter().map(|model| Ok((model.role, num_parameters(model)?)));
-    let parameters = parameters.collect::<Result<_, models::Error>>()?;
-    if device::resolve(config.model.device, ctx.groups.local_rank())? != Device::Cpu {
-        return Ok(StagePlan {
-            parameters,
-            models: state,
-            peak: None,
-            step_time: None,
-            other_dtype: None,
-            shortage: None,
-        });
-    }
-
-    let machine_bytes = memory::total_bytes().map(|bytes| bytes as usize);
-    let shortage = Shortage::find(config, mesh, Work { models, lengths, machine_bytes })?;
-    if let Some(shortage) = shortage.as_ref().filter(|shortage| shortage.is_certain)
-        && !matches!(ctx.mode, RunMode::Plan { .. })
-    {
-        return Err(Failure::DoesNotFit(shortage.to_string()).into());
-    }
-    let run = PlannedRun { config, mesh, models, state: &state, lengths };
-    let speed = MachineSpeed::load(&Machine::here(threads(config, ctx)))?;
-    let step_time = speed.as_ref().map(|speed| run.step_time(speed));
-    let other_dtype = speed.map(|speed| in_other_dtype(run, &speed)).transpose()?;
-    let peak = Some(peak_memory::predict(config, mesh, models, &state, lengths));
-    Ok(StagePlan { parameters, models: state, peak, step_time, other_dtype, shortage })
-}
-
-/// The time of a step of the same run with weights in the other dtype.
-fn in_other_dtype(run: PlannedRun<'_>, speed: &MachineSpeed) -> anyhow::Result<DtypeTime> {
-    let mut config = run.config.clone();
-    config.model.dtype = config.model.dtype.other();
-    // In bfloat16 the sampler's log-probabilities are refused.
-    config.ppo.old_logprobs = OldLogprobs::Trainer;
-    let dtype = config.model.dtype;
-    let models: Vec<PlannedModel<'_>> =
-        run.models.iter().map(|&model| PlannedModel { kind: dtype.kind(), ..model }).collect();
-    let state = of_fullest_process(&config, run.mesh, &models)?;
-    let run = PlannedRun { config: &config, models: &models, state: &state, ..run };
-    Ok(DtypeTime { dtype, seconds: run.step_time(speed).seconds })
-}
-
-/// The threads of an operation in each process of the run.
-fn threads(config: &RunConfig, ctx: &StageContext<'_>) -> usize {
-    let processes = ctx.mesh.world_size();
-    if processes == ctx.groups.world().size() {
-        return usize::try_from(tch::get_num_threads()).unwrap_or(1);
-    }
-    config.threads.unwrap_or((launch::cores() / processes).max(1))
 }
 
 /// The memory of the models in the process that needs most.
@@ -153,7 +59,7 @@ pub(super) fn of_fullest_process(
 }
 
 /// The parameters of a full model.
-fn num_parameters(model: &PlannedModel<'_>) -> Result<usize, models::Error> {
+pub(super) fn num_parameters(model: &PlannedModel<'_>) -> Result<usize, models::Error> {
     let options = LoadOptions {
         kind: model.kind,
         device: Device::Cpu,

@@ -16,9 +16,10 @@ use tui::dashboard::{Charts, THROUGHPUT};
 
 use super::context::{self, Hooks, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
 use super::definition::PipelineFolder;
-use super::model_memory::{self, PlannedModel};
+use super::model_memory::PlannedModel;
 use super::peak_memory::{RowTokens, SequenceLengths};
 use super::plan::Plan;
+use super::predict;
 use super::preflight::{Preflight, describe, steps};
 use super::reference::Reference;
 use super::rows::{self, TrainEvalRows};
@@ -184,7 +185,7 @@ fn planned<A: Algorithm>(
     let task_replies = tasks.and_then(|tasks| tasks.replies(tokenizer));
     let before_step = A::runs_before_step(config).then_some(row);
     let lengths = SequenceLengths { before_step, task_replies, ..SequenceLengths::of(train, per_row, row) };
-    let models = model_memory::check(config, ctx, &[model], &lengths)?;
+    let models = predict::check(config, ctx, &[model], &lengths)?;
     Ok(Plan::one_model(ctx.stage, config, ctx.mesh, models, train, train.rows.len()))
 }
 

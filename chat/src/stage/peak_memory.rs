@@ -93,7 +93,6 @@ pub(super) struct SequenceLengths {
     pub(super) longest: usize,
     /// Whether attention has to pad sequences of different lengths.
     pub(super) are_mixed: bool,
-    /// The number of rows.
     pub(super) num_rows: usize,
     /// The sequences of a row: two for a pair.
     pub(super) per_row: usize,

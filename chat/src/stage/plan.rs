@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use tui::number;
 
 use super::fit::{NOTHING_FITS, Shortage};
-use super::model_memory::{ModelBytes, StagePlan};
+use super::model_memory::ModelBytes;
 use super::peak_memory::PeakMemory;
 use super::rows::EncodedRows;
 use super::step_time::{DtypeTime, StepTime};
@@ -16,10 +16,33 @@ use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::{print, print_stderr};
 use crate::own_file;
 
+/// The memory of all models of a stage in the process that needs most, and the time of its steps.
+#[derive(Clone, Debug)]
+pub(crate) struct StagePlan {
+    /// The number of parameters of each model, by role.
+    pub(crate) parameters: Vec<(&'static str, usize)>,
+    /// Weights, gradients and optimizer state.
+    pub(crate) models: Vec<ModelBytes>,
+    /// The peak of the process; `None` for models on a GPU, for which there is no prediction.
+    pub(crate) peak: Option<PeakMemory>,
+    /// The time of a step; `None` if it is not known.
+    pub(crate) step_time: Option<StepTime>,
+    /// The time of a step with weights in the other dtype; `None` if it is not known.
+    pub(crate) other_dtype: Option<DtypeTime>,
+    /// The memory that the run lacks, if it lacks any.
+    pub(crate) shortage: Option<Shortage>,
+}
+
+impl StagePlan {
+    /// The bytes of weights, gradients and optimizer state of all models.
+    pub(crate) fn model_bytes(&self) -> usize {
+        self.models.iter().map(|model| model.bytes.total()).sum()
+    }
+}
+
 /// The size and the layout of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Plan {
-    /// The stage.
     pub(crate) stage: &'static str,
     /// The words for what is counted below.
     #[serde(skip)]

@@ -19,12 +19,12 @@ use super::context::{self, Hooks, StageContext, run_in_folder, tokenizer, traina
 use super::definition::{
     CommandHelp, InitKey, InitSizes, InitSpec, OtherModel, PipelineFolder, RowKind, Stage,
 };
-use super::model_memory::{self, PlannedModel};
+use super::model_memory::PlannedModel;
 use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
 use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
 use super::tasks::Tasks;
-use super::{rm, rows, sft};
+use super::{predict, rm, rows, sft};
 use crate::config::{ConfigError, RunConfig, StageSchema, Units};
 use crate::model_folder;
 
@@ -325,7 +325,7 @@ impl PerRole<Config> {
             ptx: (config.ppo.ptx_coef > 0.0).then(|| sft::mean_row(&ptx.rows)),
             ..SequenceLengths::of(prompts, 1, prompt)
         };
-        let mut models = model_memory::check(config, ctx, &self.planned(config), &lengths)?;
+        let mut models = predict::check(config, ctx, &self.planned(config), &lengths)?;
 
         // The reward models count as one.
         let is_reward = |role: &str| role == "reward";

@@ -13,9 +13,10 @@ use tui::dashboard::{Charts, THROUGHPUT};
 
 use super::context::{self, Hooks, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, InitSpec, PipelineFolder, RowKind, Stage};
-use super::model_memory::{self, PlannedModel};
+use super::model_memory::PlannedModel;
 use super::peak_memory::{RowTokens, SequenceLengths};
 use super::plan::Plan;
+use super::predict;
 use super::preflight::{Preflight, describe, steps};
 use super::rows::{self, TrainEvalRows};
 use crate::config::stage::PTX;
@@ -94,7 +95,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let planned = PlannedModel { role: "model", config: &architecture, head, kind, is_trained: true };
     context::check_split(config, &[&architecture], ctx)?;
     let row = RowTokens::mean(&train.rows, |row| ([row.chosen.len(), row.rejected.len()], 0));
-    let models = model_memory::check(config, ctx, &[planned], &SequenceLengths::of(&train, 2, row))?;
+    let models = predict::check(config, ctx, &[planned], &SequenceLengths::of(&train, 2, row))?;
     let plan = Plan::one_model(ctx.stage, config, ctx.mesh, models, &train, train.rows.len());
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());

@@ -24,7 +24,6 @@ const PROGRESS_DELAY: Duration = Duration::from_secs(2);
 
 /// Tokenized rows, and the number of rows left out.
 pub(crate) struct EncodedRows<T> {
-    /// The rows.
     pub(crate) rows: Vec<T>,
     /// Number of rows that were left out.
     pub(crate) dropped: usize,

@@ -23,9 +23,10 @@ pub(super) const CHARTS: Charts = &[
     ("throughput, tokens/s", &[THROUGHPUT]),
 ];
 use super::definition::{CommandHelp, InitSpec, PipelineFolder, RowKind, Stage};
-use super::model_memory::{self, PlannedModel};
+use super::model_memory::PlannedModel;
 use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
 use super::plan::Plan;
+use super::predict;
 use super::preflight::{Preflight, describe, steps};
 use super::rows::{self, TrainEvalRows};
 use super::tasks::Tasks;
@@ -158,7 +159,7 @@ pub(super) fn planned(
         model.config.architecture().hidden_size as usize * model.kind.elt_size_in_bytes()
     };
     let lengths = SequenceLengths { task_replies: replies, frozen_state: frozen.map(state).sum(), ..lengths };
-    let models = model_memory::check(config, ctx, models, &lengths)?;
+    let models = predict::check(config, ctx, models, &lengths)?;
     let num_examples = rlhf::sft::bins(&train.rows, packing(config))?.len();
     Ok(Plan::one_model(ctx.stage, config, ctx.mesh, models, train, num_examples))
 }

@@ -66,7 +66,6 @@ pub(crate) struct StepTime {
 /// The predicted seconds of a step with weights in one dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct DtypeTime {
-    /// The dtype.
     pub(crate) dtype: Dtype,
     /// The seconds of a step; for PPO, of an iteration.
     pub(crate) seconds: f64,

@@ -84,12 +84,6 @@ pub(crate) fn percent_interval(low: f64, high: f64) -> String {
     format!("{:.1} to {:.1}", 100.0 * low, 100.0 * high)
 }
 
-/// A difference of rates in percentage points, with its sign, and never "-0.0".
-pub(crate) fn points(difference: f64) -> String {
-    let rounded = (1000.0 * difference).round() / 10.0;
-    if rounded == 0.0 { "0.0".to_owned() } else { format!("{rounded:+.1}").replace('-', "−") }
-}
-
 /// `1 row`, `2 rows`.
 pub(crate) fn count(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })

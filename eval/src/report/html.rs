@@ -2,178 +2,75 @@
 
 use std::fmt::Write as _;
 
-use super::contents::{self, SCORES};
-use super::{Benchmarks, Curve, Gain, PerModel, Report, Sample, Score, Scores};
-use crate::page::chart::{Dot, bars, dot_chart};
-use crate::page::number::{bytes, percent, percent_interval, points};
+use super::contents::{Benchmarks, Overlay, Report, RunPart, RunSample};
+use crate::page::chart::bars;
+use crate::page::number::{bytes, metric, percent, percent_interval};
 use crate::page::{self, Page, block, curve, escape_html, note, plane, section};
 use crate::results;
 
 /// Renders the HTML page.
-pub fn html(report: &Report) -> String {
-    // With the tables of `eval`, the page looks like that of `eval`.
-    let kind = if report.benchmarks.is_some() { "results" } else { "pipeline" };
+pub(super) fn html(report: &Report) -> String {
+    // With the tables of `eval`, the page looks like the page of `eval`.
+    let kind = if report.benchmarks.is_some() { "results" } else { "runs" };
     let body = [
-        headline(report),
-        exact_match(report),
+        main_figures(report),
         report.benchmarks.as_ref().map_or_else(String::new, benchmarks),
-        page::curves("Training", &report.curves.iter().map(training_curve).collect::<String>()),
-        samples(&report.samples),
+        page::curves("Training", &report.curves.iter().map(figure).collect::<String>()),
         cost(report),
+        report.runs.iter().map(run).collect(),
         reproduction(report),
     ];
     Page { title: &report.title, kind, body: body.concat(), script: None }.html()
 }
 
-/// The tasks that every model was asked.
-fn benchmarks(benchmarks: &Benchmarks) -> String {
-    let tables = results::scores_and_differences(&benchmarks.results);
-    let link = format!("<p><a href=\"{}\">All samples</a></p>\n", escape_html(&benchmarks.report));
-    section("Tasks", &(tables + &link))
-}
-
-/// The main figures of the report.
-fn headline(report: &Report) -> String {
-    let mut tiles = Vec::new();
-    for (name, scores) in report.exact_match.known() {
-        if let Some(Score { mean, low, high, n }) = scores.sampled {
-            let note = format!("{}, n = {n}", percent_interval(low, high));
-            tiles.push([format!("{name}, sampled"), percent(mean), note]);
-        }
-    }
-    if let Some(Gain { mean, low, high }) = report.paired_gain {
-        let note = format!("points paired, {} to {}", points(low), points(high));
-        tiles.push(["PPO over SFT".into(), points(mean), note]);
-    }
+/// The scores of the models and what their comparisons show, as tiles.
+fn main_figures(report: &Report) -> String {
+    let results = report.benchmarks.as_ref().map(|benchmarks| &benchmarks.results);
+    let mut tiles = results.map_or_else(Vec::new, results::main_figures);
     if let Some(model) = &report.reward_model {
-        let note = format!("of {} pairs ranked right", model.n);
+        let note = format!("{} of {} pairs ranked right", percent_interval(model.low, model.high), model.n);
         tiles.push(["reward model".into(), percent(model.accuracy), note]);
-    }
-    if let Some(kl) = report.kl {
-        tiles.push(["KL to reference".into(), format!("{kl:.3}"), "nats per reply".into()]);
     }
     page::tiles(&tiles)
 }
 
-fn exact_match(report: &Report) -> String {
-    let Some(drawing) = score_chart(&report.exact_match) else { return String::new() };
-    let table = contents::scores(&report.exact_match).html(true);
-    let mut body = format!("<figure>{drawing}</figure>\n{table}");
-    body.push_str(&note(&format!(
-        "{SCORES} Intervals are 95 %; n counts prompts, and several samples of one prompt are averaged first."
-    )));
-    let gains = [("sampled", "Sampled", report.paired_gain), ("greedy", "Greedy", report.paired_gain_greedy)];
-    if let Some(drawing) = gain_chart(gains.map(|(label, _, gain)| (label, gain))) {
-        let _ = writeln!(body, "<h3>PPO over SFT on the same prompts</h3>\n<figure>{drawing}</figure>");
-    }
-    for (_, name, gain) in gains {
-        body.extend(gain.map(|gain| format!("<p><b>{name}:</b> {}</p>\n", contents::gain(&gain))));
-    }
-    if let Some(model) = &report.reward_model {
-        let _ = writeln!(body, "<p><b>Reward model:</b> {}.</p>", contents::reward_model(model));
-    }
-    section("Exact match", &body)
+/// The tasks that every model was asked.
+fn benchmarks(benchmarks: &Benchmarks) -> String {
+    let tables = results::scores_and_differences(&benchmarks.results);
+    let report = escape_html(&benchmarks.report);
+    let link = format!("<p><a href=\"{report}#samples\">The replies of the models side by side</a></p>\n");
+    section("Tasks", &(tables + &link))
 }
 
-/// Exact match of each model, greedy and sampled. The axis always runs from 0 to 100 %.
-pub(super) fn score_chart(models: &PerModel<Scores>) -> Option<String> {
-    let mut dots = Vec::new();
-    for (name, scores) in models.known() {
-        dots.extend(scores.decodings().into_iter().map(|(decoding, Score { mean, low, high, .. })| Dot {
-            label: format!("{name} {decoding}"),
-            class: name.to_lowercase(),
-            is_filled: decoding == "sampled",
-            values: [mean, low, high].map(|share| 100.0 * share),
-            text: percent(mean),
-        }));
+/// The curves of a metric. A single curve is smoothed; several have the names of their runs by their numbers.
+fn figure(Overlay { stage, metric, curves }: &Overlay) -> String {
+    let title = format!("{}: {}", escape_html(stage), escape_html(metric));
+    if let [(_, points)] = curves.as_slice() {
+        let drawing = plane::curve(&format!("{metric} of {stage} by step"), "run-0", points);
+        let smooth = curve::window(points).map(|window| format!(", centred average over {window} points"));
+        let note = format!("{} points{}{}", points.len(), smooth.unwrap_or_default(), gaps(", ", points));
+        return page::figure(&title, &note, drawing);
     }
-    dot_chart("Exact match, %, with 95 % intervals", &dots, (0.0, 100.0))
-}
-
-/// The paired gains around a line at zero.
-fn gain_chart([sampled, greedy]: [(&str, Option<Gain>); 2]) -> Option<String> {
-    let dot = |(label, gain): (&str, Option<Gain>)| {
-        gain.map(|Gain { mean, low, high }| Dot {
-            label: label.to_owned(),
-            class: "ppo".to_owned(),
-            is_filled: label == "sampled",
-            values: [mean, low, high].map(|share| 100.0 * share),
-            text: points(mean),
-        })
-    };
-    let dots: Vec<Dot> = [greedy, sampled].into_iter().filter_map(dot).collect();
-    let reach = dots.iter().flat_map(|dot| dot.values).map(f64::abs).fold(1.0, f64::max) * 1.1;
-    dot_chart("PPO minus SFT, percentage points, with 95 % intervals", &dots, (-reach, reach))
-}
-
-fn training_curve(Curve { stage, metric, points }: &Curve) -> String {
-    let drawing = plane::curve(&format!("{metric} of {stage} by step"), &stage.to_lowercase(), points);
-    let smooth = curve::window(points).map(|window| format!(", centred average over {window} points"));
-    let smooth = smooth.unwrap_or_default();
-    let note = format!("{} points{smooth}{}", points.len(), gaps(", ", points));
-    page::figure(&format!("{}: {}", escape_html(stage), escape_html(metric)), &note, drawing)
+    let curves_by_number = (1..).zip(curves);
+    let names = curves_by_number
+        .map(|(number, (name, points))| format!("{number} {}{}", escape_html(name), gaps(" ", points)));
+    let names: Vec<String> = names.collect();
+    page::figure(&title, &names.join(", "), Some(plane::overlay(metric, curves)))
 }
 
 /// How many points are not drawn, after `before`.
-pub(super) fn gaps(before: &str, points: &[(f64, f64)]) -> String {
+fn gaps(before: &str, points: &[(f64, f64)]) -> String {
     match curve::gaps(points) {
         0 => String::new(),
         gaps => format!("{before}<b class=\"wrong\">{gaps} not finite</b>"),
     }
 }
 
-/// How the last training stage changed the correctness of a reply: the class of the sample.
-fn change(sample: &Sample) -> &'static str {
-    let correct = |model| sample.replies.get(model).map(|reply| reply.correct);
-    let (before, after) = match correct("PPO") {
-        Some(after) => (correct("SFT").or(correct("base")), Some(after)),
-        None => (correct("base"), correct("SFT")),
-    };
-    match (before, after) {
-        (Some(false), Some(true)) => "gained",
-        (Some(true), Some(false)) => "lost",
-        (_, Some(true)) | (Some(true), None) => "correct",
-        _ => "incorrect",
-    }
-}
-
-fn samples(samples: &[Sample]) -> String {
-    if samples.is_empty() {
-        return String::new();
-    }
-    let kinds = [
-        ("all", "all"),
-        ("gained", "wrong, now right"),
-        ("lost", "right, now wrong"),
-        ("correct", "still right"),
-        ("incorrect", "still wrong"),
-    ];
-    let count = |kind: &str| samples.iter().filter(|s| kind == "all" || change(s) == kind).count();
-    let mut body = page::filters("samples", &kinds, count);
-    for sample in samples {
-        let _ = writeln!(
-            body,
-            "<article class=\"{}\">\n{}{}<div class=\"replies\">",
-            change(sample),
-            block("prompt", "prompt", &sample.prompt, usize::MAX),
-            block("prompt", "answer", &sample.answer, usize::MAX)
-        );
-        for (name, reply) in sample.replies.known() {
-            let (class, verdict) =
-                if reply.correct { ("right", "✓ right") } else { ("wrong", "✗ wrong") };
-            let what = format!("{name} <b class=\"{class}\">{verdict}</b>");
-            body.push_str(&block("reply", &what, &reply.text, usize::MAX));
-        }
-        body.push_str("</div>\n</article>\n");
-    }
-    section("Samples", &format!("<div class=\"filtered\">\n{body}</div>\n"))
-}
-
 fn cost(report: &Report) -> String {
-    let mut stages = contents::times(report);
-    let total = stages.pop();
+    let mut parts = report.times();
+    let total = parts.pop();
     let mut body = String::new();
-    if let Some(drawing) = bars("Wall-clock time per stage", &stages) {
+    if let Some(drawing) = bars("Wall-clock time per part", &parts) {
         let _ = writeln!(body, "<figure>{drawing}</figure>");
     }
     if let Some((_, _, text)) = total.filter(|total| total.1 > 0.0) {
@@ -185,9 +82,37 @@ fn cost(report: &Report) -> String {
     if body.is_empty() { body } else { section("Time and memory", &body) }
 }
 
+fn run(run: &RunPart) -> String {
+    let mut body = format!("<p>{}, {} steps.</p>\n", escape_html(&run.status), run.steps);
+    if !run.settings.is_empty() {
+        body.push_str(&note("Settings that differ from the defaults"));
+    }
+    body.push_str(&run.settings().html(true));
+    body.push_str(&run.numbers().html(true));
+    for RunSample { step, prompt, reply, score } in &run.samples {
+        let prompt = block("prompt", &format!("step {step}"), prompt, usize::MAX);
+        let reply = block("reply", &format!("score {}", metric(*score)), reply, usize::MAX);
+        body.extend(["<article>", &prompt, &reply, "</article>\n"]);
+    }
+    section(&format!("{} {}", escape_html(&run.stage), escape_html(&run.name)), &body)
+}
+
 fn reproduction(report: &Report) -> String {
     let facts = [("Settings", &report.settings), ("Machine", &report.machine)];
     let facts = facts.map(|(caption, values)| page::facts(caption, &page::settings(values))).concat();
     let body = format!("{}<div class=\"pairs\">\n{facts}</div>\n", page::command(&report.command));
     section("How to make it again", &body)
+}
+
+/// Draws curves over one another as an SVG file of its own.
+pub fn overlay_svg(metric: &str, curves: &[(String, Vec<(f64, f64)>)]) -> String {
+    const STYLE: &str = "<style>svg{background:#fff;font:11px sans-serif}.grid{stroke:#ddd}.axis{stroke:#555;fill:none}\
+         .line{fill:none;stroke:currentColor;stroke-width:1.5}.run-0{color:#2367b8}.run-1{color:#c4571a}.run-2{color:#2f8f6b}\
+         .run-3{color:#7a828c}.run-4{color:#6b3fa0}.run-5{color:#b3261e}.end{fill:currentColor}</style>";
+    let svg = plane::overlay(metric, curves);
+    svg.replacen("<svg ", "<svg xmlns=\"http://www.w3.org/2000/svg\" ", 1).replacen(
+        "<title>",
+        &format!("{STYLE}<title>"),
+        1,
+    )
 }

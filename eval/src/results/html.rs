@@ -12,6 +12,7 @@ mod lengths;
 mod overview;
 mod samples;
 mod scores;
+mod section;
 #[cfg(test)]
 mod tests;
 
@@ -20,31 +21,12 @@ use std::fmt::Write as _;
 use super::Results;
 use crate::Error;
 use crate::evaluation::{Evaluation, ModelRun};
-use crate::page::{Page, isolated};
+use crate::page::Page;
+pub use section::Notes;
+use section::Section;
 
 /// The browser of samples.
 const SCRIPT: &str = include_str!("html/browser.js");
-
-/// What the page says besides the results.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Notes {
-    /// The title of the page.
-    pub title: String,
-    /// The command that makes the results again.
-    pub command: String,
-    /// When the evaluation started, for people.
-    pub started: String,
-    /// The seconds that each model took, in the order of the models.
-    pub elapsed_seconds: Vec<f64>,
-}
-
-/// A part of the page with a heading.
-struct Section {
-    id: &'static str,
-    heading: &'static str,
-    /// HTML.
-    body: String,
-}
 
 /// Renders the page. `runs` are those that `results` come from, in the same order.
 pub fn html(
@@ -79,16 +61,14 @@ pub fn html(
     Ok(Page { title: &notes.title, kind: "results", body, script }.html())
 }
 
+/// The main scores and what the comparisons show, as tiles of a page about more than an evaluation.
+pub(crate) fn main_figures(results: &Results) -> Vec<[String; 3]> {
+    let names: Vec<&str> = results.tasks.iter().map(|task| task.task.as_str()).collect();
+    overview::main_figures(results, &scores::rows(results), &names)
+}
+
 /// The scores and the differences alone, for a page of the kind `results` about more than an evaluation.
 pub(crate) fn scores_and_differences(results: &Results) -> String {
     let sections = [scores::section(results, &scores::rows(results)), differences::section(results)];
     sections.into_iter().flatten().map(|section| section.body).collect()
-}
-
-/// A metric with its filter, if it has one, and the arrow that says which direction is better, as HTML.
-fn metric(name: &str, filter: &str, higher_is_better: bool) -> String {
-    let (arrow, words) = if higher_is_better { ('↑', "more is better") } else { ('↓', "less is better") };
-    let filter = if filter == "none" { String::new() } else { format!(", {}", isolated(filter)) };
-    let arrow = format!("<span role=\"img\" aria-label=\"{words}\" title=\"{words}\">{arrow}</span>");
-    format!("{}{filter} {arrow}", isolated(name))
 }

@@ -94,18 +94,14 @@ pub(super) fn wilson_interval(p: f64, n: f64) -> (f64, f64) {
 /// `s / sqrt(n)`, where s is computed with `n - 1` and n is the number of items, not of samples: replies to
 /// the same prompt are not independent.
 pub fn mean_of_items(items: &[Vec<f64>]) -> Result<Estimate, Error> {
-    estimate(&average_items(items)?)
-}
-
-/// The average over the samples of each item, in order.
-pub fn average_items(items: &[Vec<f64>]) -> Result<Vec<f64>, Error> {
     let average = |(item, samples): (usize, &Vec<f64>)| {
         if samples.is_empty() {
             return Err(Error::EmptyItem { item });
         }
         Ok(samples.iter().sum::<f64>() / samples.len() as f64)
     };
-    items.iter().enumerate().map(average).collect()
+    let averages: Vec<f64> = items.iter().enumerate().map(average).collect::<Result<_, _>>()?;
+    estimate(&averages)
 }
 
 /// Mean of one number per item, with standard error `s / sqrt(n)` and Student's 95 % interval with n - 1

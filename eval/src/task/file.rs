@@ -389,6 +389,16 @@ mod tests {
         parse(&text, Path::new("t.toml"))
     }
 
+    #[test]
+    fn every_sampled_reply_to_a_question_of_the_world_counts() {
+        let registry = crate::task::Registry::embedded().unwrap();
+        let task = &registry.select(&["world_sampled"]).unwrap().tasks[0];
+        let repeats = task.generation_kwargs.repeats;
+        let kept: Vec<usize> =
+            task.filter_list.iter().map(|pipeline| pipeline.num_replies(repeats)).collect();
+        assert_eq!((repeats, kept), (4, vec![4]));
+    }
+
     /// What a task file says of its rows becomes a path below the data folder.
     #[test]
     fn no_name_of_a_task_file_leads_out_of_the_data_folder() {

@@ -16,9 +16,9 @@ use tui::chat::event::{Answer, Effect, Event, Feedback, Notice, PairSource, Verd
 use tui::chat::{ChatScreen, Setup};
 use tui::screen::{Input, Options, Screen};
 
+use super::export;
 use super::sessions::Sessions;
 use super::worker::{Work, Worker, to_messages};
-use super::{Kept, export};
 use crate::failure::Failure;
 use crate::feedback::{FeedbackLog, FeedbackRow, Source};
 use crate::{console, exit, interrupt};
@@ -28,6 +28,13 @@ const FRAMES: [Duration; 3] = [Duration::from_millis(33), Duration::from_millis(
 
 /// How long the loop waits for input while an answer is written, and while nothing happens.
 const WAIT: [Duration; 2] = [Duration::from_millis(8), Duration::from_millis(50)];
+
+/// What the chat keeps of a user.
+pub(super) struct Kept {
+    /// `None` if nothing is kept.
+    pub(super) sessions: Option<Sessions>,
+    pub(super) log: FeedbackLog,
+}
 
 /// What the loop works with.
 struct Loop {

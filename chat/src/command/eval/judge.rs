@@ -26,8 +26,7 @@ use serde_json::{Value, json};
 use tui::number::counted;
 
 use crate::args::{EvalJudgeArgs, JudgeMode};
-use crate::command::runs::table;
-use crate::console::{print, print_stderr};
+use crate::console::{print, print_stderr, table};
 use crate::evaluation::output::{OutputFolder, file_name, json_bytes};
 use crate::evaluation::progress::RequestProgress;
 use crate::exit::FAILED;

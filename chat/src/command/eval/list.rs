@@ -14,8 +14,7 @@ use serde_json::json;
 use tui::number::counted;
 
 use crate::args::{EvalListArgs, EvalShowArgs};
-use crate::command::runs::table;
-use crate::console::print;
+use crate::console::{print, table};
 use crate::evaluation::job;
 
 /// `eval list`.

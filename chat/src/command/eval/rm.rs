@@ -21,9 +21,8 @@ use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
 use crate::args::{EvalRmArgs, ModelArgs};
-use crate::command::runs::table;
 use crate::config::ConfigError;
-use crate::console::{print, print_stderr};
+use crate::console::{print, print_stderr, table};
 use crate::evaluation::model::short_name;
 use crate::evaluation::output::{self, OutputFolder};
 use crate::feedback::timestamp::Timestamp;

@@ -15,9 +15,9 @@ use clap::ValueEnum;
 use datasets::{Error, HubSettings};
 use models::config::Config;
 
+use super::check::{as_text, free_path, refused};
 use super::dialog::{Dialog, Question};
 use super::rows::{self, Rows};
-use super::{as_text, free_path, refused};
 use crate::args::{Goal, InitArgs, RunLength};
 use crate::config::ConfigError;
 use crate::model_folder;

@@ -10,8 +10,8 @@ use datasets::{
 
 use tui::text::single_line;
 
+use super::check::{as_text, refused};
 use super::dialog::{Dialog, Question};
-use super::{as_text, refused};
 use crate::args::{Goal, InitArgs};
 use crate::nearby::{self, Nearby};
 use crate::stage::definition::RowKind;

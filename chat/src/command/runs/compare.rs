@@ -6,15 +6,14 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value, json};
 use tui::number;
 
-use super::{print_warnings, table};
 use crate::args::RunsCompareArgs;
-use crate::console::print;
+use crate::console::{print, table};
 use crate::run_data::{RunData, extremes};
 
 /// Prints the comparison.
 pub(crate) fn run(arguments: &RunsCompareArgs) -> anyhow::Result<()> {
     let runs: Vec<RunData> = arguments.runs.iter().map(|out| RunData::read(out)).collect::<Result<_, _>>()?;
-    runs.iter().for_each(print_warnings);
+    runs.iter().for_each(RunData::print_warnings);
     let settings = settings(&runs);
     let metrics = metrics(&runs);
     if arguments.json {

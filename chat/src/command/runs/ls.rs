@@ -7,10 +7,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tui::number;
 
-use super::{facts, print_warnings, table};
 use crate::args::RunsLsArgs;
 use crate::config::ConfigError;
-use crate::console::{print, print_stderr};
+use crate::console::{print, print_stderr, table};
 use crate::run_data::{RunData, folder_bytes, modified_seconds};
 use crate::run_reader::is_run_folder;
 
@@ -30,7 +29,7 @@ pub(crate) fn run(arguments: &RunsLsArgs) -> anyhow::Result<()> {
         print_stderr(&format!("warning: only the first {MOST_FOLDERS} folders are looked into"));
     }
     let runs: Vec<RunData> = search.found.iter().map(|out| RunData::read(out)).collect::<Result<_, _>>()?;
-    runs.iter().for_each(print_warnings);
+    runs.iter().for_each(RunData::print_warnings);
     if arguments.json {
         let runs: Vec<_> = runs.iter().map(as_json).collect();
         return Ok(print(&serde_json::to_string_pretty(&runs)?)?);
@@ -97,7 +96,7 @@ fn short(name: &str) -> &str {
 }
 
 fn as_json(run: &RunData) -> Value {
-    let mut object = facts(run);
+    let mut object = run.json();
     let metric = run.main_metric();
     let found = [
         ("metric", json!(metric.map(|series| &series.name))),

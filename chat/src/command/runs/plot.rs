@@ -6,7 +6,6 @@ use tui::plot;
 use tui::terminal::{Columns, Environment};
 use tui::theme::Symbols;
 
-use super::print_warnings;
 use crate::args::RunsPlotArgs;
 use crate::config::ConfigError;
 use crate::console::print;
@@ -23,7 +22,7 @@ pub(crate) fn run(arguments: &RunsPlotArgs) -> anyhow::Result<()> {
         output::check_named_file("--svg", path, *force, &[])?;
     }
     let runs: Vec<RunData> = runs.iter().map(|out| RunData::read(out)).collect::<Result<_, _>>()?;
-    runs.iter().for_each(print_warnings);
+    runs.iter().for_each(RunData::print_warnings);
     let mut curves = Vec::new();
     for run in &runs {
         let name = metric.clone().or_else(|| run.main_metric().map(|series| series.name.clone()));

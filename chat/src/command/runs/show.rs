@@ -6,15 +6,14 @@ use serde_json::{Map, Value, json};
 use tui::dashboard::Series;
 use tui::number;
 
-use super::{facts, print_warnings, table};
 use crate::args::RunsShowArgs;
-use crate::console::print;
+use crate::console::{print, table};
 use crate::run_data::{RunData, extremes};
 
 /// Prints a run.
 pub(crate) fn run(arguments: &RunsShowArgs) -> anyhow::Result<()> {
     let run = RunData::read(&arguments.run)?;
-    print_warnings(&run);
+    run.print_warnings();
     let text = if arguments.json { serde_json::to_string_pretty(&as_json(&run))? } else { as_text(&run) };
     Ok(print(&text)?)
 }
@@ -73,7 +72,7 @@ fn as_json(run: &RunData) -> Value {
     let numbers: Map<String, Value> =
         run.series.iter().map(|series| (series.name.clone(), numbers(series))).collect();
 
-    let mut object = facts(run);
+    let mut object = run.json();
     let found = [
         ("settings", json!(run.settings)),
         ("changed_settings", json!(changed)),

@@ -20,7 +20,6 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use super::SUPERVISE;
 use super::interpreter::Interpreter;
 use super::limits::{self, MOST_WORKERS, TMP_FILES, TMP_SIZE};
 use crate::failure::Failure;
@@ -29,6 +28,8 @@ use crate::failure::Failure;
 pub(super) const START: &str = include_str!("start.sh");
 /// Builds the root folder.
 pub(super) const ENTER: &str = include_str!("enter.sh");
+/// Process 1 of a sandbox.
+pub(super) const SUPERVISE: &str = include_str!("supervise.py");
 
 /// The folder over which each sandbox mounts its root folder, in a namespace of its own. It exists on every
 /// system, holds no mounts, and no sandbox shows it.

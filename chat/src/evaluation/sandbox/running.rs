@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use eval::code_execution::{Program, Verdict};
 use parallel::syscall_filter;
 
-use super::broken;
 use super::limits::{GRACE, START};
 use crate::failure::Failure;
 use crate::interrupt;
@@ -81,6 +80,11 @@ impl Running {
         let missing = || if has_ended { ended() } else { Verdict::TimedOut };
         Ok(verdict(&said, &self.nonce).unwrap_or_else(missing))
     }
+}
+
+/// The error of a sandbox that does not work for a reason of this machine.
+pub(super) fn broken(problem: &str, error: &io::Error) -> Failure {
+    Failure::Sandbox { problem: format!("{problem}: {error}") }
 }
 
 #[cfg(test)]

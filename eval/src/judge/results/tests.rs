@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::judge::{Question, Rewards, compare_rewards};
+use crate::judge::{AnswerSheet, Comparison, Question, Rewards, compare_rewards};
 use crate::page::tests::check_page;
 
 fn questions() -> Vec<Question> {

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::Section;
 use super::samples::Embedded;
+use super::section::Section;
 use crate::evaluation::{Evaluation, ModelRun};
 use crate::page::number::count;
 use crate::page::{escape_html, isolated, note};

@@ -7,7 +7,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Section, metric};
+use super::section::{Section, metric};
 use crate::page::number::{count, number, p_value, signed, signed_interval};
 use crate::page::strip::{Mark, Scale, Shape, shares, strip, ticks};
 use crate::page::{Column, escape_html, html_table, isolated, note};

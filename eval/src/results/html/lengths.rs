@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::Section;
 use super::scores::colour;
+use super::section::Section;
 use crate::evaluation::{Evaluation, ModelRun, Sample};
 use crate::page::number::{count, percent_of};
 use crate::page::strip::histogram;

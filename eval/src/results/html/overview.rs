@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 
 use super::differences::{Verdict, pairs};
 use super::scores::{Row, has_many_unparsed};
-use super::{Notes, Section};
+use super::section::{Notes, Section};
 use crate::contamination::Contamination;
 use crate::evaluation::{Evaluation, Score};
 use crate::page::number::{
@@ -28,22 +28,25 @@ pub(super) fn tiles(results: &Results, evaluation: &Evaluation, rows: &[Row<'_>]
     let tasks = if results.tasks.len() == 1 { "task" } else { "tasks" };
     let mut tiles = vec![[tasks.to_owned(), results.tasks.len().to_string(), sizes]];
 
-    let names = headline_names(results, evaluation);
-    let first = |name: &&str| rows.iter().find(|row| row.task == *name);
-    let scores = names.iter().filter_map(first).flat_map(|row| {
-        row.scores.iter().zip(&results.models).filter_map(move |(score, model)| Some((row, model, (*score)?)))
-    });
-    for (row, model, score) in scores.take(MOST_TILES) {
-        let what = format!("{}, {}", isolated(&model.name), isolated(row.task));
-        tiles.push([what, short(score.aggregated.value), score_note(score)]);
-    }
-    tiles.extend(pairs(results).map(verdicts));
-
+    tiles.extend(main_figures(results, rows, &headline_names(results, evaluation)));
     let total: f64 = notes.elapsed_seconds.iter().sum();
     if total > 0.0 {
         tiles.push(["time".into(), seconds(total), "for the requests of this run".into()]);
     }
     page::tiles(&tiles)
+}
+
+/// The first scores of the tasks and groups `names`, and what the comparisons show, as tiles.
+pub(super) fn main_figures(results: &Results, rows: &[Row<'_>], names: &[&str]) -> Vec<[String; 3]> {
+    let first = |name: &&str| rows.iter().find(|row| row.task == *name);
+    let scores = names.iter().filter_map(first).flat_map(|row| {
+        row.scores.iter().zip(&results.models).filter_map(move |(score, model)| Some((row, model, (*score)?)))
+    });
+    let score = |(row, model, score): (&Row<'_>, &ModelResults, &Score)| {
+        let what = format!("{}, {}", isolated(&model.name), isolated(row.task));
+        [what, short(score.aggregated.value), score_note(score)]
+    };
+    scores.take(MOST_TILES).map(score).chain(pairs(results).map(verdicts)).collect()
 }
 
 /// A number that fits into a tile.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Section, metric};
+use super::section::{Section, metric};
 use crate::evaluation::Score;
 use crate::page::number::{count, interval, number, or_nothing, percent_of};
 use crate::page::strip::{Mark, Scale, Shape, strip, ticks};

@@ -26,7 +26,6 @@ pub(super) struct Plan {
     pub(super) models: Vec<Candidate>,
     /// Answers that were given before.
     pub(super) files: Vec<AnswerSheet>,
-    /// The judge.
     pub(super) judge: Candidate,
     /// Whether it rates or compares.
     pub(super) mode: JudgeMode,

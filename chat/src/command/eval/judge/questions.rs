@@ -16,9 +16,7 @@ use crate::failure::Failure;
 /// Where questions come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QuestionSource {
-    /// MT-Bench.
     MtBench,
-    /// Arena-Hard.
     ArenaHard,
     /// A file of the user's.
     File,

@@ -1,0 +1,291 @@
+//! The resolved configuration of one stage, and what refuses its values.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+
+use gemini::{GeminiConfig, TrainConfig};
+use rlhf::config::{
+    CpoConfig, DistillConfig, DpoConfig, KtoConfig, OldLogprobs, OrpoConfig, PpoConfig, RewardConfig,
+    SimpoConfig,
+};
+use rlhf::loss::preference::PreferenceLoss;
+use serde::{Deserialize, Serialize};
+
+use super::error::ConfigError;
+use super::origins::Origins;
+use super::section::{
+    BaseSection, CheckpointSection, DataSection, Dtype, EvalSection, LogSection, ModelSection,
+    ParallelSection, ReferenceSection, SequenceMode, TensorMode, TokenizerSection,
+};
+use super::stage::{IgnoredKey, StageSchema};
+
+/// The resolved configuration of one stage.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct RunConfig {
+    /// The seed of initial values, data order and random draws.
+    pub(crate) seed: u64,
+    /// The run folder.
+    pub(crate) out: PathBuf,
+    /// Number of threads per operation. If absent, each process gets an equal share of the cores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) threads: Option<usize>,
+    /// How the ranks share the work.
+    pub(crate) parallel: ParallelSection,
+    /// How much memory the models may take.
+    pub(crate) gemini: GeminiConfig,
+    /// The model that the stage starts from.
+    pub(crate) model: ModelSection,
+    /// The tokenizer of the model.
+    pub(crate) tokenizer: TokenizerSection,
+    /// The training data.
+    pub(crate) data: DataSection,
+    /// The settings of the optimizer steps.
+    pub(crate) train: TrainConfig,
+    /// When checkpoints are saved.
+    pub(crate) checkpoint: CheckpointSection,
+    /// When metrics are logged.
+    pub(crate) log: LogSection,
+    /// When held-out rows are evaluated.
+    pub(crate) eval: EvalSection,
+    /// Settings specific to reward-model training.
+    pub(crate) reward: RewardConfig,
+    /// Settings specific to PPO.
+    pub(crate) ppo: PpoConfig,
+    /// The model that offline algorithms compare the policy with.
+    pub(crate) reference: ReferenceSection,
+    /// Settings specific to DPO and its family.
+    pub(crate) dpo: DpoConfig,
+    /// Settings specific to KTO.
+    pub(crate) kto: KtoConfig,
+    /// Settings specific to ORPO.
+    pub(crate) orpo: OrpoConfig,
+    /// Settings specific to `SimPO`.
+    pub(crate) simpo: SimpoConfig,
+    /// Settings specific to CPO.
+    pub(crate) cpo: CpoConfig,
+    /// Settings specific to distillation.
+    pub(crate) distill: DistillConfig,
+    /// What the pipeline gives its base stage.
+    #[serde(skip)]
+    pub(crate) base: NewModel,
+    /// Where the values come from.
+    #[serde(skip)]
+    pub(crate) origins: Origins,
+}
+
+/// The sections of algorithms, which stages read them, and what refuses their values. A stage names the
+/// sections that it reads.
+pub(crate) const ALGORITHM_SECTIONS: [(&str, &str, SectionCheck); 9] = [
+    ("reward", "[reward] is read by rm", |_| Ok(())),
+    ("ppo", "[ppo] is read by ppo", |config| config.ppo.check()),
+    ("reference", "[reference] is read by dpo and kto", |_| Ok(())),
+    ("dpo", "[dpo] is read by dpo", |config| config.dpo.check()),
+    ("kto", "[kto] is read by kto", |config| config.kto.check()),
+    ("orpo", "[orpo] is read by orpo", |config| config.orpo.check()),
+    ("simpo", "[simpo] is read by simpo", |config| config.simpo.check()),
+    ("cpo", "[cpo] is read by cpo", |config| config.cpo.check()),
+    ("distill", "[distill] is read by distill", |config| config.distill.check()),
+];
+
+/// Refuses the values of a section.
+pub(crate) type SectionCheck = fn(&RunConfig) -> Result<(), rlhf::Error>;
+
+/// A model that is trained from random weights.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct NewModel {
+    /// The sizes of the network.
+    pub(crate) network: BaseSection,
+    /// The folder of its tokenizer, which the pipeline trains.
+    pub(crate) tokenizer: PathBuf,
+    /// The size of the vocabulary of this tokenizer.
+    pub(crate) vocab_size: usize,
+}
+
+impl StageSchema {
+    /// Whether the key or section `key` has an effect on the stage.
+    pub(crate) fn reads(&self, key: &str) -> bool {
+        let covers = |(ignored, _): &IgnoredKey| {
+            key.strip_prefix(ignored).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        !self.ignored_keys().iter().any(covers)
+    }
+
+    /// The keys and sections that have no effect on the stage, each with the reason.
+    pub(crate) fn ignored_keys(&self) -> Vec<IgnoredKey> {
+        let others = ALGORITHM_SECTIONS.iter().filter(|(section, ..)| !self.sections.contains(section));
+        let others = others.map(|&(section, readers, _)| (section, readers));
+        others.chain(self.ignored_keys.iter().copied()).collect()
+    }
+}
+
+impl RunConfig {
+    /// Refuses invalid or contradictory settings and missing required ones.
+    pub(crate) fn check(&self, stage: &StageSchema) -> Result<(), ConfigError> {
+        self.check_bounds(stage)?;
+        required_out(self.out.clone(), stage.name)?;
+        if stage.reads("model.path") {
+            self.model_path(stage)?;
+        }
+        if self.data.train.0.is_empty() {
+            let (key, what) = ("data.train", "rows to learn from");
+            return Err(ConfigError::Needed { key, stage: stage.name, what });
+        }
+        if stage.reads("ppo") {
+            self.reward_models(stage)?;
+        }
+
+        // Settings that contradict each other.
+        if stage.reads("data.ptx") && self.ppo.ptx_coef == 0.0 && !self.data.ptx.0.is_empty() {
+            let message =
+                "has no effect while [ppo] ptx_coef is 0: set that, or leave the rows out".to_owned();
+            return Err(ConfigError::Value { place: None, key: "data.ptx".to_owned(), message });
+        }
+        if stage.reads("ppo")
+            && self.ppo.old_logprobs == OldLogprobs::Sampler
+            && self.model.dtype == Dtype::Bfloat16
+        {
+            let wanted = "in bfloat16 the sampler and the training pass round differently: take \"trainer\", or [model] \
+                          dtype = \"float32\"";
+            return refuse("ppo.old_logprobs", "sampler", wanted);
+        }
+        let held_out = self.data.eval_fraction > 0.0 || !self.data.eval.0.is_empty();
+        let has_tasks = !self.eval.tasks.0.is_empty() && stage.reads("eval.tasks");
+        if self.eval.every > 0 && !held_out && !has_tasks && stage.reads("data.eval") {
+            let wanted = "there are neither held-out rows nor tasks: give [data] eval, eval_fraction or [eval] tasks, \
+                          or leave this key out";
+            return refuse("eval.every", self.eval.every, wanted);
+        }
+        Ok(())
+    }
+
+    /// The optimizer steps of the run (for PPO: of the policy), if no row has to be counted for it.
+    pub(super) fn optimizer_steps(&self, stage: &StageSchema) -> Option<u64> {
+        if stage.has_rollouts { Some(self.ppo.policy_steps(self.ppo.iterations)) } else { self.train.steps }
+    }
+
+    /// What is wrong with a warm-up that is longer than a run of `steps` optimizer steps.
+    pub(crate) fn long_warmup(&self, steps: u64) -> Option<String> {
+        let warmup = self.train.warmup_steps;
+        (warmup > steps).then(|| {
+            format!(
+                "{warmup} steps of warm-up are more than the run has ({steps}), so the rate never reaches [train] lr: lower \
+                 this, or train longer"
+            )
+        })
+    }
+
+    /// Returns the model that `stage` starts from.
+    pub(crate) fn model_path(&self, stage: &StageSchema) -> Result<&str, ConfigError> {
+        let (key, what) = ("model.path", "a model to start from");
+        self.model.path.as_deref().ok_or(ConfigError::Needed { key, stage: stage.name, what })
+    }
+
+    /// Returns the reward models of PPO.
+    pub(crate) fn reward_models(&self, stage: &StageSchema) -> Result<&[String], ConfigError> {
+        let (key, what) = ("ppo.reward_model", "the folder of a reward model");
+        match self.ppo.reward_model.0.as_slice() {
+            [] => Err(ConfigError::Needed { key, stage: stage.name, what }),
+            names => Ok(names),
+        }
+    }
+
+    /// Refuses invalid values. Does not require paths, because `pipeline` fills them in later.
+    pub(super) fn check_bounds(&self, stage: &StageSchema) -> Result<(), ConfigError> {
+        check_parallel(&self.parallel, self.threads)?;
+        if let Some((key, reason)) = self.gemini.refused_key() {
+            return Err(ConfigError::Value { place: None, key: key.to_owned(), message: reason.to_owned() });
+        }
+
+        let optional = [
+            ("model.path", &self.model.path),
+            ("tokenizer.path", &self.tokenizer.path),
+            ("ppo.reference_model", &self.ppo.reference_model),
+            ("ppo.critic_model", &self.ppo.critic_model),
+            ("reference.model", &self.reference.model),
+            ("distill.teacher", &self.distill.teacher),
+        ];
+        let names = optional.into_iter().filter_map(|(key, name)| Some((key, name.as_ref()?)));
+        for (key, name) in names.chain(self.ppo.reward_model.0.iter().map(|name| ("ppo.reward_model", name)))
+        {
+            if name.trim().is_empty() {
+                let message =
+                    "is empty: name a folder or a model of the hub, or leave the key out".to_owned();
+                return Err(ConfigError::Value { place: None, key: key.to_owned(), message });
+            }
+        }
+        self.train.check().map_err(rlhf::Error::from)?;
+        let mut read = ALGORITHM_SECTIONS.iter().filter(|(section, ..)| stage.reads(section));
+        read.try_for_each(|(.., check)| check(self))?;
+        self.data.check()?;
+        self.eval.check()?;
+        if self.log.every == 0 {
+            return refuse("log.every", 0, "must be at least 1");
+        }
+        if self.checkpoint.every > 0 && self.checkpoint.keep == 0 {
+            return refuse("checkpoint.keep", 0, "must be at least 1, or set [checkpoint] every = 0");
+        }
+        Ok(())
+    }
+
+    /// The number of steps (for PPO: iterations) of the run, if no row has to be counted for it.
+    pub(crate) fn fixed_length(&self, stage: &StageSchema) -> Option<u64> {
+        if stage.has_rollouts { Some(self.ppo.iterations) } else { self.train.steps }
+    }
+}
+
+/// Refuses parallel settings that contradict each other or are not implemented yet.
+fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<(), ConfigError> {
+    if threads == Some(0) {
+        return refuse("threads", 0, "must be at least 1; leave it out for a fair share of the cores");
+    }
+    let (sequence, tensor) = (&parallel.sequence, parallel.tensor.size);
+    for (key, size) in [
+        ("parallel.data", parallel.data.unwrap_or(1)),
+        ("parallel.pipeline.size", parallel.pipeline.size),
+        ("parallel.pipeline.chunks", parallel.pipeline.chunks),
+        ("parallel.expert.size", parallel.expert.size),
+        ("parallel.tensor.size", tensor),
+        ("parallel.sequence.size", sequence.size),
+    ] {
+        if size == 0 {
+            return refuse(key, 0, "must be at least 1");
+        }
+    }
+
+    // The other modes would create a mesh with an axis that no collective uses, and the job would hang.
+    if parallel.tensor.mode != TensorMode::OneDimension {
+        let message = "layers in two and three dimensions are not there yet: use \"1d\"".to_owned();
+        return Err(ConfigError::Value { place: None, key: "parallel.tensor.mode".to_owned(), message });
+    }
+    if let Some(depth) = parallel.tensor.depth {
+        return refuse("parallel.tensor.depth", depth as u64, "has no effect on mode = \"1d\": leave it out");
+    }
+
+    let size = sequence.size as u64;
+    match sequence.mode {
+        SequenceMode::None if size > 1 => {
+            refuse("parallel.sequence.size", size, "needs mode = \"ulysses\" or \"ring\" in the same section")
+        }
+        SequenceMode::Megatron if size > 1 => {
+            let wanted =
+                "must be 1: mode = \"megatron\" shares tokens among the processes of [parallel.tensor]";
+            refuse("parallel.sequence.size", size, wanted)
+        }
+        SequenceMode::Megatron if tensor == 1 => {
+            refuse("parallel.tensor.size", 1, "must be above 1 for [parallel.sequence] mode = \"megatron\"")
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn required_out(out: PathBuf, stage: &'static str) -> Result<PathBuf, ConfigError> {
+    if out.as_os_str().is_empty() {
+        return Err(ConfigError::Needed { key: "out", stage, what: "a folder for the run" });
+    }
+    Ok(out)
+}
+
+fn refuse(key: &str, value: impl Display, wanted: &str) -> Result<(), ConfigError> {
+    Err(ConfigError::Value { place: None, key: key.to_owned(), message: format!("{value}: {wanted}") })
+}
