@@ -37,7 +37,7 @@ pub(crate) fn write(
         stage::find(&run.facts.stage).is_some_and(|stage| stage.curves.contains(&metric))
     };
     let report = Report {
-        title: format!("A pipeline: {}", stages.join(", ")),
+        title: format!("A pipeline of {}", stages.join(", ")),
         command: command.to_owned(),
         settings: settings(config)?,
         machine: machine(),
