@@ -41,6 +41,7 @@ fn full() -> Report {
         numbers: vec![MetricSummary { metric: "loss".into(), rows: 100, lowest: 1e-7, ..Default::default() }],
         samples: vec![RunSample { prompt: "2 + 2 = ?".into(), reply: "4".into(), ..Default::default() }],
     };
+
     Report {
         title: "Two <stages>".into(),
         command: "colossal-chat demo".into(),
@@ -94,6 +95,26 @@ fn every_model_of_the_evaluation_is_in_the_tables_and_the_page() {
     assert!(text.contains("91.0 % (88.0 to 93.0) of 500 held-out pairs ranked right"), "{text}");
     assert!(text.contains("| total | 1 h 06 min |") && text.contains("1.50 GiB"), "{text}");
     assert!(page.contains("eval/report.html#samples") && page.contains("0.6800"), "{page}");
+}
+
+#[test]
+fn a_task_among_the_main_figures_has_the_figure_of_every_model() {
+    let mut report = full();
+    let results = &mut report.benchmarks.as_mut().unwrap().results;
+    results.models.push(results.models[1].clone());
+    for task in ["a", "b"] {
+        let mut info = results.tasks[0].clone();
+        info.task = task.to_owned();
+        results.tasks.push(info);
+        for model in &mut results.models {
+            let mut score = model.scores[0].clone();
+            score.task = task.to_owned();
+            model.scores.push(score);
+        }
+    }
+    // Nine scores are one more than there are tiles, so two tasks of three models are shown, and the reward model.
+    let [_, page] = markdown_and_page(&report);
+    assert_eq!(page.matches("class=\"tile\"").count(), 2 * 3 + 1);
 }
 
 #[test]

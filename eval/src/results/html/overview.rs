@@ -15,7 +15,7 @@ use crate::page::{self, Column, escape_html, html_table, isolated, note};
 use crate::results::{Comparison, ModelResults, Results, TaskInfo};
 use crate::task::OutputType;
 
-/// The most scores that get a tile.
+/// The most scores that get a tile, unless a single task has more models.
 const MOST_TILES: usize = 8;
 /// The most warnings in full.
 const MOST_WARNINGS: usize = 8;
@@ -39,14 +39,16 @@ pub(super) fn tiles(results: &Results, evaluation: &Evaluation, rows: &[Row<'_>]
 /// The first scores of the tasks and groups `names`, and what the comparisons show, as tiles.
 pub(super) fn main_figures(results: &Results, rows: &[Row<'_>], names: &[&str]) -> Vec<[String; 3]> {
     let first = |name: &&str| rows.iter().find(|row| row.task == *name);
-    let scores = names.iter().filter_map(first).flat_map(|row| {
+    // A task whose tiles leave out a model would hide the model that was trained last.
+    let tasks = (MOST_TILES / results.models.len().max(1)).max(1);
+    let scores = names.iter().filter_map(first).take(tasks).flat_map(|row| {
         row.scores.iter().zip(&results.models).filter_map(move |(score, model)| Some((row, model, (*score)?)))
     });
     let score = |(row, model, score): (&Row<'_>, &ModelResults, &Score)| {
         let what = format!("{}, {}", isolated(&model.name), isolated(row.task));
         [what, short(score.aggregated.value), score_note(score)]
     };
-    scores.take(MOST_TILES).map(score).chain(pairs(results).map(verdicts)).collect()
+    scores.map(score).chain(pairs(results).map(verdicts)).collect()
 }
 
 /// A number that fits into a tile.
@@ -121,6 +123,7 @@ pub(super) fn warnings(results: &Results) -> String {
             }
         }
     }
+
     let rest = lines.len().saturating_sub(MOST_WARNINGS);
     lines.truncate(MOST_WARNINGS);
     if rest > 0 {
@@ -151,6 +154,7 @@ pub(super) fn contamination(rows: &[Contamination]) -> Option<Section> {
         ("#difference", &|row| or_nothing(row.difference(), signed)),
         ("#95 % interval", &|row| signed_interval(row.difference_interval)),
     ];
+
     let remark = note(
         "A row stands in the training data if 13 words of one of its texts follow one another there, or 20 characters \
          of a script without spaces, or the whole of a shorter text of at least 8 words or 12 characters. Texts \
