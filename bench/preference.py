@@ -71,7 +71,7 @@ def program(options, log, *words):
 def run_demo(options, seed):
     out = options.work.resolve() / f"demo-{seed}"
     if not (out / "ppo/final").is_dir():
-        # The file of the demo, without its evaluation, which names another folder.
+        # The file of the demo, without its evaluation: all models are evaluated together, below.
         text = (ROOT / "chat/src/demo.toml").read_text().replace(', "eval", "report"]', "]")
         (options.work / "demo.toml").write_text(text)
         program(options, f"demo-{seed}.log", "pipeline", "--config", "demo.toml", "--set", f"out={out}", "--set", f"seed={seed}")

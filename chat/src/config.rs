@@ -137,16 +137,7 @@ pub(crate) fn pipeline_from_text(
     let preset = preset::take(&mut tree)?;
     let (file, mut common) = read_file_sections(&tree, schemas)?;
     let steps = pipeline_steps(&tree, &file.pipeline, schemas)?;
-    // Tasks find the rows that the part `data` makes in the folder of the pipeline, unless the file names
-    // another one.
-    let makes_rows = steps.contains(&PipelineStep::Data);
-    let place_rows = |eval: &mut EvalSection, tree: &Tree, out: &Path| {
-        if makes_rows && tree::find(tree, "eval.data").is_none() {
-            out.clone_into(&mut eval.data);
-        }
-    };
-    let out = common.out.clone();
-    place_rows(&mut common.eval, &tree, &out);
+    place_rows(&mut common.eval, &tree, &steps, &common.out);
 
     let mut stages = BTreeMap::new();
     let is_saved = folder::is_configuration_of(Some(path), &common.out);
@@ -156,7 +147,7 @@ pub(crate) fn pipeline_from_text(
         let sets = sets.iter().filter(|set| is_of_stages(set));
         let stage_tree = apply_overrides(stage_sections(&preset, tree.clone(), stage), sets)?;
         let mut config = read_stage(&stage_tree)?;
-        place_rows(&mut config.eval, &stage_tree, &out);
+        place_rows(&mut config.eval, &stage_tree, &steps, &common.out);
         config.check_bounds(stage).map_err(|error| error.placed(&stage_tree))?;
         if steps.contains(&PipelineStep::Stage(stage.name)) {
             told.warnings.extend(finding::check_warmup(&stage_tree, &config, stage, is_saved)?);
@@ -174,7 +165,7 @@ pub(crate) fn pipeline_from_text(
     let of_parts = finding::by_parts(&tree, &steps, unused);
     let warnings = told.conclude(of_parts, &steps, schemas)?;
 
-    if steps.contains(&PipelineStep::Eval) && common.eval.tasks.0.is_empty() && !makes_rows {
+    if steps.contains(&PipelineStep::Eval) && common.eval.tasks.0.is_empty() && !makes_rows(&steps) {
         let what = "tasks for the part `eval` of [pipeline] stages";
         return Err(ConfigError::Needed { key: "eval.tasks", stage: "pipeline", what });
     }
@@ -261,8 +252,8 @@ fn is_of_stages(set: &str) -> bool {
     key != preset::KEY && !is_of_pipeline
 }
 
-/// Returns the sections of a file for `stage`: the sections of the preset, overridden by those of the file. In
-/// each of the two, the table of the stage overrides the common sections. No other section is left.
+/// Returns the sections of a file for `stage`: the sections of the preset, overridden by the sections of the
+/// file. In each of the two, the table of the stage overrides the common sections. No other section is left.
 fn stage_sections(preset: &Tree, file: Tree, stage: &StageSchema) -> Tree {
     let of_stage = |mut tree: Tree| {
         let own = tree::find(&tree, &format!("stage.{}", stage.name)).map(|entry| entry.node.clone());
@@ -313,6 +304,18 @@ fn check_stage_tables(tree: &Tree, stages: &[&'static StageSchema]) -> Result<()
     Ok(())
 }
 
+/// Whether the pipeline makes its rows.
+fn makes_rows(steps: &[PipelineStep]) -> bool {
+    steps.contains(&PipelineStep::Data)
+}
+
+/// Lets tasks look for the rows that a pipeline makes in its folder `out`, unless the file names another one.
+fn place_rows(eval: &mut EvalSection, tree: &Tree, steps: &[PipelineStep], out: &Path) {
+    if makes_rows(steps) && tree::find(tree, "eval.data").is_none() {
+        out.clone_into(&mut eval.data);
+    }
+}
+
 /// Returns the parts that `[pipeline] stages` lists. Refuses names of no part.
 fn pipeline_steps(
     tree: &Tree,
@@ -335,8 +338,8 @@ fn pipeline_steps(
 }
 
 impl PipelineConfig {
-    /// What the part `eval` asks every model. A pipeline that makes its rows asks about them if the file names
-    /// no task.
+    /// What the part `eval` asks every model. If the file names no task, a pipeline that makes its rows asks
+    /// about these rows.
     pub(crate) fn evaluation(&self) -> EvalSection {
         let mut section = self.eval.clone();
         if section.tasks.0.is_empty() {

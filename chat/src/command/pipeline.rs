@@ -217,8 +217,7 @@ fn preflight_eval(config: &PipelineConfig) -> anyhow::Result<()> {
 fn no_model(config: &PipelineConfig) -> Failure {
     let problem =
         "there is no model to evaluate: add a stage that trains one, such as sft, to [pipeline] stages";
-    let problem = problem.to_owned();
-    Failure::File { path: config.out.clone(), problem }
+    Failure::File { path: config.out.clone(), problem: problem.to_owned() }
 }
 
 /// Whether the rows of a task are those that this pipeline makes.

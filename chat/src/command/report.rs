@@ -1,5 +1,5 @@
-//! `report`: writes a page about any runs. The report of a pipeline, which has the scores of its models, is in
-//! [`crate::report::pipeline`].
+//! `report`: writes a page about any runs. The report of a pipeline, which has the scores of its models, is
+//! in [`crate::report::pipeline`].
 
 use eval::report::Report;
 

@@ -325,6 +325,7 @@ pub(crate) enum ConfigError {
     },
 }
 
+// `with_sections` is beside the names of sections (`read`), and `placed` beside the places of keys (`tree`).
 impl ConfigError {
     /// The class of this error: usage, except for an error of another crate, for damaged checkpoints and for
     /// devices.

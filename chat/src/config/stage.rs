@@ -1,4 +1,5 @@
-//! What the configuration knows of a training stage. The stages themselves are in [`crate::stage`].
+//! What the configuration knows of a training stage. The stages themselves are in [`crate::stage`]. Which keys
+//! a stage reads follows from the sections that there are ([`super::run_config`], `StageSchema::reads`).
 
 /// A key or section without effect, and the reason.
 pub(crate) type IgnoredKey = (&'static str, &'static str);

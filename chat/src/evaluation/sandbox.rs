@@ -11,9 +11,10 @@
 //! | limits for memory, processor time, files and threads, which add up to one for the sandbox | [`limits`] |
 //! | an end with the process and thread that started it, whatever ends those | [`command::START`] |
 //!
-//! Process 1 of the sandbox watches the program and ends at the time limit at the latest ([`command::SUPERVISE`]); the
-//! kernel then kills all others of the sandbox. Its verdict bears a nonce that the program does not know.
-//! Once a sandbox was ready, whatever happens to it fails its program alone ([`running`]).
+//! Process 1 of the sandbox watches the program and ends at the time limit at the latest
+//! ([`command::SUPERVISE`]); the kernel then kills all others of the sandbox. Its verdict bears a nonce that
+//! the program does not know. Once a sandbox was ready, whatever happens to it fails its program alone
+//! ([`running`]).
 //!
 //! [`Sandbox::open`] tries from within what a program must not be able to do ([`PROBE`]). A machine on which
 //! one of these things succeeds gets an error: no program runs outside a sandbox. The kernel is shared, so

@@ -256,6 +256,7 @@ fn last_verdicts(verdicts: &[Verdict<'_>], mut left_out: LeftOut) -> TrainingRow
     };
     let last: HashMap<_, usize> =
         verdicts.iter().enumerate().map(|(index, verdict)| (key(verdict), index)).collect();
+
     let (mut rows, mut contradicted) = (Vec::new(), Vec::new());
     for (index, verdict) in verdicts.iter().enumerate() {
         let decides = last[&key(verdict)];

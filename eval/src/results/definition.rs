@@ -93,6 +93,7 @@ impl Results {
             scores: run.scores.clone(),
             groups: run.groups.clone(),
         });
+
         Ok(Self {
             format: FORMAT,
             program,

@@ -331,6 +331,7 @@ fn check_templates(task: &Task, path: &Path) -> Result<(), Error> {
         }
         None => {}
     }
+
     for (key, template) in templates {
         let compiled = template.map(|template| RowTemplate::new(key, template, TEXT_FILTERS)).transpose();
         compiled.map_err(|error| {

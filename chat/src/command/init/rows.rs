@@ -63,8 +63,8 @@ impl Rows {
         }
     }
 
-    /// Checks that every stage that runs has rows that it can read. A file for all stages may take its prompts
-    /// from its pairs.
+    /// Checks that every stage that runs has rows that it can read. A file for all stages may take its
+    /// prompts from its pairs.
     fn checked(mut self, goal: Goal) -> anyhow::Result<Self> {
         if goal.is_all() && self.of(RowKind::Prompts).is_empty() {
             let pairs = self.of(RowKind::Pairs).to_vec();

@@ -21,6 +21,7 @@ pub(super) fn section(embedded: &Embedded, evaluation: &Evaluation, runs: &[Mode
             count(shown, "sample", "samples"),
         )));
     }
+
     let pages = |label: &str| {
         format!(
             "<nav class=\"pages\" aria-label=\"pages of samples, {label}\" hidden>\

@@ -145,6 +145,7 @@ fn row(comparison: &Comparison, shared: Scale) -> String {
     if !comparison.higher_is_better {
         std::mem::swap(&mut better, &mut worse);
     }
+
     format!(
         "<div class=\"block\"><div class=\"name\"><b>{}</b> <span class=\"note\">{}{own}</span></div>\n{}\n\
          <div class=\"says\"><span class=\"num\"><b>{}</b> <span class=\"note\">{}</span></span> \
