@@ -4,8 +4,10 @@
 //! templates.
 
 use std::fmt::Write as _;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
+use chrono::format::{Item, StrftimeItems};
+use chrono::{DateTime, Utc};
 use minijinja::value::{Kwargs, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
@@ -179,96 +181,21 @@ impl JsonWriter {
 
 /// A moment, in UTC.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clock {
-    seconds: i64,
-}
+pub(super) struct Clock(DateTime<Utc>);
 
 impl Clock {
     pub(super) fn now() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { seconds: since.as_secs() as i64 }
+        Self(SystemTime::now().into())
     }
 
-    /// Python's `strftime` with the directives that are common in dates of prompts. Any other directive is an
-    /// error.
+    /// Python's `strftime`. A directive that is unknown is an error.
     pub(super) fn strftime(self, format: &str) -> Result<String, Error> {
-        let mut out = String::new();
-        let mut characters = format.chars();
-        while let Some(character) = characters.next() {
-            if character != '%' {
-                out.push(character);
-                continue;
-            }
-            let mut directive = characters.next().unwrap_or('%');
-            let padded = directive != '-';
-            if !padded {
-                directive = characters.next().unwrap_or('-');
-            }
-            let field = self.field(directive).ok_or_else(|| {
-                Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not know %{directive}"))
-            })?;
-            out.push_str(if padded { &field } else { field.trim_start_matches('0') });
+        let items: Vec<Item<'_>> = StrftimeItems::new(format).collect();
+        if items.contains(&Item::Error) {
+            let message = format!("strftime_now does not know every directive of {format:?}");
+            return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
-        Ok(out)
-    }
-
-    fn field(self, directive: char) -> Option<String> {
-        const MONTHS: [&str; 12] = [
-            "January",
-            "February",
-            "March",
-            "April",
-            "May",
-            "June",
-            "July",
-            "August",
-            "September",
-            "October",
-            "November",
-            "December",
-        ];
-        const DAYS: [&str; 7] =
-            ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
-
-        let (year, month, day) = self.date();
-        let (hour, minute, second) = (self.seconds / 3600 % 24, self.seconds / 60 % 60, self.seconds % 60);
-        let month_name = MONTHS[month as usize - 1];
-        let day_name = DAYS[(self.seconds / 86_400 % 7) as usize];
-
-        Some(match directive {
-            'Y' => year.to_string(),
-            'y' => format!("{:02}", year % 100),
-            'm' => format!("{month:02}"),
-            'd' => format!("{day:02}"),
-            'B' => month_name.to_owned(),
-            'b' => month_name[..3].to_owned(),
-            'A' => day_name.to_owned(),
-            'a' => day_name[..3].to_owned(),
-            'H' => format!("{hour:02}"),
-            'I' => format!("{:02}", (hour + 11) % 12 + 1),
-            'M' => format!("{minute:02}"),
-            'S' => format!("{second:02}"),
-            'p' => if hour < 12 { "AM" } else { "PM" }.to_owned(),
-            'F' => format!("{year}-{month:02}-{day:02}"),
-            'T' => format!("{hour:02}:{minute:02}:{second:02}"),
-            'Z' => "UTC".to_owned(),
-            '%' => "%".to_owned(),
-            _ => return None,
-        })
-    }
-
-    /// Year, month and day of the proleptic Gregorian calendar (Hinnant, "chrono-compatible low-level date
-    /// algorithms").
-    fn date(self) -> (i64, i64, i64) {
-        let days = self.seconds.div_euclid(86_400) + 719_468;
-        let era = days.div_euclid(146_097);
-        let day_of_era = days.rem_euclid(146_097);
-        let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-        let shifted_month = (5 * day_of_year + 2) / 153;
-        let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-        let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-        (era * 400 + year_of_era + i64::from(month <= 2), month, day)
+        Ok(self.0.format_with_items(items.iter()).to_string())
     }
 }
 
@@ -278,17 +205,18 @@ mod tests {
 
     #[test]
     fn dates_print_as_in_python() {
+        let clock = |seconds| Clock(DateTime::from_timestamp(seconds, 0).unwrap());
         // datetime.fromtimestamp(1709210096, timezone.utc) is Thursday 2024-02-29 12:34:56.
-        let clock = Clock { seconds: 1_709_210_096 };
-        assert_eq!(clock.strftime("%d %b %Y").unwrap(), "29 Feb 2024");
+        let leap_day = clock(1_709_210_096);
+        assert_eq!(leap_day.strftime("%d %b %Y").unwrap(), "29 Feb 2024");
         assert_eq!(
-            clock.strftime("%A, %B %-d, %y %H:%M:%S %I%p %%").unwrap(),
+            leap_day.strftime("%A, %B %-d, %y %H:%M:%S %I%p %%").unwrap(),
             "Thursday, February 29, 24 12:34:56 12PM %"
         );
         // 1999-12-31 23:59:59, a Friday.
-        let clock = Clock { seconds: 946_684_799 };
-        assert_eq!(clock.strftime("%F %T %a %-m").unwrap(), "1999-12-31 23:59:59 Fri 12");
-        assert!(clock.strftime("%Q").is_err());
+        let new_year = clock(946_684_799);
+        assert_eq!(new_year.strftime("%F %T %a %-m").unwrap(), "1999-12-31 23:59:59 Fri 12");
+        assert!(new_year.strftime("%Q").is_err());
     }
 
     #[test]
