@@ -7,6 +7,7 @@ pub mod dataset;
 pub mod encode;
 pub mod error;
 pub mod hub;
+mod one_or_many;
 pub mod pack;
 pub mod record;
 pub mod rows;
@@ -24,6 +25,7 @@ pub use dataset::{Cache, CacheUse, Counts, EncodedDataset, LoadOptions, Overlong
 pub use encode::Encoded;
 pub use error::{Error, ErrorClass, Result, RowLocation};
 pub use hub::{HubSettings, resolve};
+pub use one_or_many::{Names, OneOrMany};
 pub use pack::pack;
 pub use record::{Demonstration, Layout, Mapping, Notes, Preference, Prompt, Record, Row, Unpaired};
 pub use rows::{IGNORE_INDEX, PreferenceRow, PromptRow, SftRow, UnpairedRow};

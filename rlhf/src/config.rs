@@ -1,6 +1,7 @@
 //! The configuration sections `[reward]` and `[ppo]`. The sections of the other algorithms are defined beside
 //! their losses, and only re-exported here.
 
+use datasets::Names;
 use gemini::config::LARGEST_BATCH;
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +15,6 @@ pub use crate::advantage::{AdvantageEstimator, ScoreSlot};
 pub use crate::distill::DistillConfig;
 pub use crate::loss::preference::{CpoConfig, DpoConfig, OrpoConfig, SimpoConfig};
 pub use crate::offline::kto::KtoConfig;
-pub use crate::setting::{Names, OneOrMany};
 
 /// The `[reward]` section.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -12,11 +12,11 @@ mod rm;
 
 use std::path::{Path, PathBuf};
 
+use datasets::OneOrMany;
 use eval::results::Results;
 use eval::results::requirement::Requirement;
 use eval::task::Selection;
 use parallel::RankInfo;
-use rlhf::config::OneOrMany;
 
 use crate::args::{EvalArgs, EvalCommand, EvalRunArgs};
 use crate::config::ConfigError;

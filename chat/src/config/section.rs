@@ -4,11 +4,10 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use datasets::Overlong;
+use datasets::{Names, Overlong};
 use gemini::ZeroStage;
 use parallel::Transport;
 use parallel::pipeline::ScheduleKind;
-use rlhf::config::Names;
 use serde::{Deserialize, Serialize};
 
 use super::device::DeviceSetting;

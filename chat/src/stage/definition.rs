@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rlhf::config::Names;
+use datasets::Names;
 use tui::dashboard::Charts;
 
 use super::context::StageContext;

@@ -10,12 +10,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use datasets::Tokenizer;
 use datasets::dataset::TrainingRow;
+use datasets::{Names, Tokenizer};
 use models::config::Config;
 use models::weights::WeightFolder;
 use parallel::Mesh;
-use rlhf::config::Names;
 use tui::number::counted;
 
 use super::{context, rows};

@@ -5,9 +5,8 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use datasets::dataset::{EncodedDataset, FileRead, LoadOptions, TrainingRow, split};
-use datasets::{Cache, CacheUse, Counts, ReadOptions, RowLocation, Tokenizer, table};
+use datasets::{Cache, CacheUse, Counts, Names, ReadOptions, RowLocation, Tokenizer, table};
 use models::config::Config;
-use rlhf::config::Names;
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 

@@ -14,7 +14,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use datasets::Tokenizer;
+use datasets::{OneOrMany, Tokenizer};
 use eval::code_execution::{CodeRunner, Program, RunnerError, Verdict};
 use eval::evaluation::{Evaluation, Sample, Score};
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response};
@@ -23,7 +23,6 @@ use eval::task::Task;
 use gemini::ZeroStage;
 use models::causal_lm::CausalLm;
 use parallel::ProcessGroups;
-use rlhf::config::OneOrMany;
 use rlhf::event::Metrics;
 use rlhf::run::TaskScores;
 

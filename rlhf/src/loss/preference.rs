@@ -38,11 +38,12 @@
 //! m is the mean log-probability of a token, and `log odds = m - log(1 - exp m)`. A number in brackets is that
 //! of an equation. ORPO and CPO add the cross-entropy of the chosen completion. Tensors are `[B]` over pairs, in fp64.
 
+use datasets::OneOrMany;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::Error;
-use crate::setting::{OneOrMany, not_negative, positive, refuse};
+use crate::setting::{not_negative, positive, refuse};
 
 /// The pairs of a micro-batch, as their loss sees them. Tensors are `[B]`.
 #[derive(Debug)]
