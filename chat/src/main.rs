@@ -23,6 +23,8 @@ mod output;
 mod own_file;
 mod own_folder;
 mod record;
+#[cfg(test)]
+mod reference_pages;
 mod remote;
 mod report;
 mod run_data;

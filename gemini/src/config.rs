@@ -58,19 +58,20 @@ const LARGEST_EPOCHS: u64 = 1_000_000_000;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
-    /// Number of optimizer steps. If absent, it follows from `epochs`.
+    /// The number of optimizer steps. If absent, it follows from `epochs`.
     pub steps: Option<u64>,
-    /// Passes over the training rows, used when `steps` is absent.
+    /// Passes over the training rows. Refused beside `steps`.
     pub epochs: u64,
-    /// Rows per micro-batch.
+    /// Rows (packed sequences, pairs, replies) per micro-batch: one forward pass.
     pub micro_batch_size: usize,
     /// Micro-batches per optimizer step.
     pub gradient_accumulation_steps: usize,
-    /// The highest learning rate.
+    /// The highest learning rate, 0 or more.
     pub lr: f64,
-    /// The learning-rate schedule.
+    /// The learning-rate schedule: `constant`, `linear` or `cosine`. The last two end at `min_lr_ratio`.
     pub scheduler: Scheduler,
-    /// Steps of linear warm-up from zero.
+    /// Optimizer steps of linear warm-up from zero, at most the length of the run. In PPO for policy and
+    /// critic.
     pub warmup_steps: u64,
     /// With `warmup_steps = 0`, the part of all steps that warm up, rounded up.
     /// verl: `lr_warmup_steps_ratio`.
@@ -78,9 +79,11 @@ pub struct TrainConfig {
     /// The rate at the end of a decay, as a part of the highest one.
     /// transformers: `min_lr_rate` of `cosine_with_min_lr`.
     pub min_lr_ratio: f64,
-    /// The update rule.
+    /// The update rule: AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101).
     pub optimizer: Optimizer,
-    /// The dtype of the two moments. Megatron: `--exp-avg-dtype`, `--exp-avg-sq-dtype`.
+    /// The dtype of the two moments of AdamW. `bfloat16` takes 4 bytes per parameter less and rounds at
+    /// random.
+    /// Megatron: `--exp-avg-dtype`, `--exp-avg-sq-dtype`.
     pub moments_dtype: MomentsDtype,
     /// Decay rates of the two moments.
     pub betas: (f64, f64),

@@ -20,7 +20,7 @@ pub use crate::offline::kto::KtoConfig;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardConfig {
-    /// Weight of the mean squared sum of the two scores of a pair, which keeps scores near zero. 0.01 is
+    /// The weight of the mean squared sum of the two scores of a pair, which keeps scores near zero. 0.01 is
     /// usual, 0 is off.
     pub center_rewards_coefficient: f64,
 }
@@ -35,36 +35,39 @@ pub struct PpoConfig {
     pub rollout_batch_size: usize,
     /// Number of replies per prompt.
     pub samples_per_prompt: usize,
-    /// Number of replies that are generated at the same time, each with its KV cache. Absent: all replies of
-    /// a rollout.
+    /// Number of replies that are generated at the same time, each with its KV cache. If absent, all replies
+    /// of a rollout.
     /// vLLM: `max_num_seqs`. It is not the forward batch of OpenRLHF's `micro_rollout_batch_size`.
     pub rollout_micro_batch_size: Option<usize>,
     /// Number of passes over one rollout.
     /// TRL: `num_ppo_epochs`; verl: `ppo_epochs`.
     pub epochs: usize,
-    /// Number of replies per optimizer step.
+    /// Number of replies per optimizer step. It divides `rollout_batch_size` x `samples_per_prompt`.
     pub mini_batch_size: usize,
-    /// What each epoch brings into a new order.
+    /// What each epoch brings into a new order: `replies`, as TRL does, or `prompts` with all their replies,
+    /// which takes less time.
     pub shuffle: Shuffle,
     /// The maximum length of a reply, in tokens.
     pub max_new_tokens: usize,
     /// Divides the logits, both in sampling and in training.
     pub temperature: f64,
-    /// Where the log-probabilities of the policy at the time of the rollout come from.
+    /// Where the log-probabilities of the policy at the time of the rollout come from: `trainer`, a pass over
+    /// the replies as in training, or `sampler`, which saves that pass and needs fp32.
     pub old_logprobs: OldLogprobs,
     /// Weight of the KL penalty in the reward.
     pub kl_coef: f64,
-    /// KL of a full reply that the adaptive controller aims for. Absent: `kl_coef` is fixed.
+    /// KL of a full reply, in nats, that the adaptive controller aims for. If absent, `kl_coef` is fixed.
     pub kl_target: Option<f64>,
     /// Number of replies over which a relative KL error of 1 would double the coefficient of the adaptive
     /// controller.
     pub kl_horizon: f64,
-    /// The estimator of the KL divergence at one token.
+    /// The estimator of the KL divergence at one token: `k1`, `k2`, `k3` or `abs`.
     pub kl_estimator: KlEstimator,
     /// The log-ratio to the reference is clamped to plus or minus this value before it is estimated from;
     /// `inf` is off. No healthy run reaches 20, which keeps every estimate finite in fp32.
     pub kl_clamp: f64,
-    /// How advantages are computed: with a critic, or by comparing the replies to the same prompt.
+    /// How advantages are computed: `gae` with a critic, or `grpo` and `rloo` by comparing the replies to the
+    /// same prompt.
     pub advantage_estimator: AdvantageEstimator,
     /// Discount of GAE.
     pub gamma: f64,
@@ -72,15 +75,17 @@ pub struct PpoConfig {
     pub gae_lambda: f64,
     /// The policy ratio is clipped to `1 - clip_range ..= 1 + clip_range_high`.
     pub clip_range: f64,
-    /// Upper end of the clip range. Absent: the same as `clip_range`.
+    /// Upper end of the clip range. If absent, the same as `clip_range`.
     pub clip_range_high: Option<f64>,
-    /// The most that a token with a negative advantage A can cost, as a multiple of -A. Absent: no bound.
-    /// verl: `clip_ratio_c`; `OpenRLHF`: `dual_clip`.
+    /// The most that a token with a negative advantage A can cost, as a multiple of -A (dual clip). If
+    /// absent, there is no bound.
+    /// verl: `clip_ratio_c`, 3; OpenRLHF: `dual_clip`.
     pub clip_ratio_c: Option<f64>,
     /// The log-ratio of the policy to the rollout is clamped to plus or minus this value; `inf` is off.
-    /// `OpenRLHF`, verl: 20.
+    /// OpenRLHF, verl: 20.
     pub log_ratio_clamp: f64,
-    /// The mean over the tokens of a mini-batch in the policy loss and the entropy bonus.
+    /// The mean over the tokens of a mini-batch in the policy loss and the entropy bonus: `token_mean`,
+    /// `seq_mean_token_mean`, `seq_mean_token_sum` or `seq_mean_token_sum_norm`.
     pub loss_agg_mode: LossAggMode,
     /// Clip range of the values: their maximum distance from the values of the rollout.
     pub clip_range_value: f64,
@@ -94,28 +99,29 @@ pub struct PpoConfig {
     pub whiten_advantages: bool,
     /// Whether token rewards are divided by their standard deviation.
     pub whiten_rewards: bool,
-    /// The variance of whitening: divided by n - 1 or by n.
+    /// The variance of whitening: divided by n - 1 (`unbiased`) or by n (`biased`).
     pub whiten_variance: Variance,
     /// Added to the variance of whitening.
     pub whiten_epsilon: f64,
-    /// Added to the standard deviation of a group by `advantage_estimator = "grpo"`. TRL: 1e-4; verl: 1e-6;
-    /// `OpenRLHF`: 1e-9.
+    /// Added to the standard deviation of a group by `advantage_estimator = "grpo"`.
+    /// TRL: 1e-4; verl: 1e-6; OpenRLHF: 1e-9.
     pub advantage_epsilon: f64,
-    /// The slot of the score: the last token of a reply, or one slot after it.
+    /// The position to whose reward the score is added: `eos`, the last token of a reply, or `after_eos`, one
+    /// slot after it.
     pub score_slot: ScoreSlot,
-    /// Scores are clamped to plus or minus this value.
+    /// The (summed) score is clamped to plus or minus this value. If absent, it is not clamped.
     pub score_clip: Option<f64>,
-    /// Subtracted from the score of a reply that did not end with a stop token.
+    /// Subtracted from the score of a reply that did not end with a stop token. If absent, nothing is.
     pub missing_eos_penalty: Option<f64>,
     /// The peak learning rate of the critic. The peak of the policy is `[train] lr`.
     pub critic_lr: f64,
     /// Number of iterations at the start in which only the critic is trained.
     pub critic_warmup: u64,
-    /// The folders of the reward models, whose scores are added. At least one.
+    /// Required. A sequence-classification folder, or a list of them, whose scores are added.
     pub reward_model: Names,
-    /// The folder of the reference. Absent: the initial policy.
+    /// The folder of the reference. If absent, the initial policy.
     pub reference_model: Option<String>,
-    /// The folder of the critic. Absent: the first reward model.
+    /// The folder of the critic. If absent, the first reward model.
     pub critic_model: Option<String>,
 }
 

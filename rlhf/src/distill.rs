@@ -44,10 +44,10 @@ pub enum DivergenceKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DistillConfig {
-    /// The folder of the teacher, or its name on the hub. It reads the same tokens as the student.
+    /// Required. The model to learn from: a model folder or a hub name, with the same tokenizer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub teacher: Option<String>,
-    /// The divergence.
+    /// The divergence: `forward_kl`, `reverse_kl` or `jsd`.
     pub divergence: DivergenceKind,
     /// The weight of the teacher in `divergence = "jsd"`, between 0 and 1.
     /// TRL: `beta`, of which 0 and 1 are `forward_kl` and `reverse_kl`.

@@ -23,11 +23,12 @@ use super::stage::{IgnoredKey, StageSchema};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct RunConfig {
-    /// The seed of initial values, data order and random draws.
+    /// Determines initial values, the order of rows and random draws.
     pub(crate) seed: u64,
-    /// The run folder.
+    /// Required. The run folder. It is refused if it holds a run, unless `--resume` is given, or if it holds
+    /// files of somebody else.
     pub(crate) out: PathBuf,
-    /// Number of threads per operation. If absent, each process gets an equal share of the cores.
+    /// The threads of one operation, at least 1. If absent, one per core; several processes share the cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) threads: Option<usize>,
     /// How the ranks share the work.

@@ -18,12 +18,14 @@ use super::stage::StageSchema;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ModelSection {
-    /// A model folder, or a hub name `owner/name[@revision]`. Every stage but `base` needs it.
+    /// Required, except by `base`. A model folder, or a hub name `owner/name[@revision]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) path: Option<String>,
-    /// The type of the weights in memory.
+    /// The type of the weights in memory: `float32` or `bfloat16`, which reads the file in bf16 and keeps
+    /// fp32 master weights from there on in the optimizer.
     pub(crate) dtype: Dtype,
-    /// The device that the stage computes on.
+    /// The device that the stage computes on: `cpu`, `cuda` (each process of a machine gets a GPU of its
+    /// own), `cuda:1` (this GPU), or `auto`: an NVIDIA GPU if there is one, else the CPU.
     pub(crate) device: DeviceSetting,
 }
 
@@ -79,8 +81,8 @@ impl Dtype {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ParallelSection {
-    /// The data-parallel size: the number of replicas that train on different rows. If absent, it is the
-    /// number of processes divided by the sizes of the other axes.
+    /// The data-parallel size: the number of replicas that train on different rows. If absent, the number of
+    /// processes divided by the sizes of the other axes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<usize>,
     /// Pipeline parallelism.
@@ -91,10 +93,12 @@ pub(crate) struct ParallelSection {
     pub(crate) tensor: TensorSection,
     /// Sequence parallelism.
     pub(crate) sequence: SequenceSection,
-    /// What the data-parallel processes divide among themselves instead of each holding all of it: 0 nothing,
-    /// 1 the state of the optimizer, 2 also gradients, 3 also weights.
+    /// What the processes that hold the same weights (along `data`, `expert` and `sequence`) divide among
+    /// themselves instead of each holding all of it: 0 nothing, 1 the state of the optimizer, 2 also
+    /// gradients, 3 also weights.
     pub(crate) zero: ZeroStage,
-    /// The transport of the collectives.
+    /// How bytes are sent: `auto` is shared memory within a machine and Gloo between machines; also `gloo`
+    /// and `shared`.
     pub(crate) transport: Transport,
 }
 
@@ -102,9 +106,10 @@ pub(crate) struct ParallelSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PipelineParallelSection {
-    /// The number of processes that the layers are split across.
+    /// The number of processes that the layers of every model are split across.
     pub(crate) size: usize,
-    /// The order in which micro-batches pass through the processes.
+    /// The order in which micro-batches pass through the processes: `gpipe`, `1f1b`, `interleaved`, `zb-h1`
+    /// or `zb-v`.
     pub(crate) schedule: ScheduleKind,
     /// The number of layer ranges (model chunks) per process, under the schedule `interleaved`.
     pub(crate) chunks: usize,
@@ -120,7 +125,8 @@ impl Default for PipelineParallelSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ExpertSection {
-    /// The number of processes that the experts are split across. Each of them trains on different rows.
+    /// The number of processes that the experts of every mixture-of-experts layer are split across. Each of
+    /// them trains on different rows.
     pub(crate) size: usize,
 }
 
@@ -134,11 +140,12 @@ impl Default for ExpertSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct TensorSection {
-    /// The sharding scheme.
+    /// The sharding scheme: by heads, inner columns and tokens of the vocabulary. `2d`, `2.5d` and `3d` are
+    /// not implemented yet and are refused.
     pub(crate) mode: TensorMode,
-    /// The number of processes that the weights are sharded across.
+    /// The number of processes that the weights of every model are sharded across.
     pub(crate) size: usize,
-    /// The depth of the process grid in mode 2.5d: the number of 2D grids.
+    /// The depth of the process grid in mode `2.5d`: the number of 2D grids. Required by that mode alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) depth: Option<usize>,
 }
@@ -170,10 +177,10 @@ pub(crate) enum TensorMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct SequenceSection {
-    /// The sharding scheme.
+    /// How the tokens of a row are split in training: `none`, `megatron` (across the processes of `tensor`),
+    /// `ulysses` or `ring`.
     pub(crate) mode: SequenceMode,
-    /// The number of processes that the tokens are split across. Mode `megatron` uses the processes of
-    /// `[parallel.tensor]`.
+    /// The number of processes that the tokens are split across, for `ulysses` and `ring`.
     pub(crate) size: usize,
 }
 
@@ -203,8 +210,8 @@ pub(crate) enum SequenceMode {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ReferenceSection {
-    /// A model folder, or a hub name `owner/name[@revision]`. If absent, the model that the stage starts
-    /// from.
+    /// The model whose log-probabilities the policy is compared with: a model folder, or a hub name
+    /// `owner/name[@revision]`, with the same tokenizer. If absent, the model that the stage starts from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) model: Option<String>,
 }
@@ -216,7 +223,8 @@ pub(crate) struct TokenizerSection {
     /// A folder with a tokenizer. If absent, the tokenizer of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) path: Option<String>,
-    /// The name of a built-in chat template, or Jinja source. If absent, the template of the tokenizer.
+    /// The name of a built-in chat template, `chatml` or `plain`, or Jinja source. In `sft`, `chatml` adds
+    /// its tokens to a base model that has none. If absent, the template of the tokenizer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) template: Option<String>,
     /// The vocabulary size of the tokenizer that `pipeline` trains.
@@ -233,29 +241,32 @@ impl Default for TokenizerSection {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct DataSection {
-    /// The training rows.
+    /// Required. The training rows: a file, or a list of files or patterns.
     pub(crate) train: Names,
-    /// The evaluation rows.
+    /// The held-out rows of `eval.every`.
     pub(crate) eval: Names,
-    /// The fraction of the training rows that is held out for evaluation, if `eval` is empty.
+    /// Instead of `eval`: the fraction of the training rows that is held out, from 0 to below 1.
     pub(crate) eval_fraction: f64,
-    /// The rows for the language-modelling (ptx) term of PPO.
+    /// The rows for the language-modelling (ptx) term of PPO. A pipeline uses `data/sft.parquet` when
+    /// `ppo.ptx_coef` is above 0.
     pub(crate) ptx: Names,
-    /// The maximum number of rows to read from each list of files. If absent, all rows.
+    /// The number of rows to take from the start of each list of files. If absent, all rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) limit: Option<usize>,
-    /// The columns and turn fields to ignore, whatever they contain.
+    /// Columns and fields of turns that are left out, whatever they contain.
     pub(crate) drop: Vec<String>,
-    /// The cache folder for tokenized rows, or `""` for no cache. If absent, the user's cache folder.
+    /// The folder where tokenized rows are kept; `""` keeps none. If absent, `~/.cache/colossal-chat/rows`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<String>,
-    /// The maximum length of a row in tokens.
+    /// The length of the longest row in tokens, at least 2. For a pair the longer side counts, in PPO only
+    /// the prompt.
     pub(crate) max_length: usize,
-    /// Whether several rows are packed into one sequence of `max_length` tokens.
+    /// Whether several rows are packed into one sequence of `max_length` tokens. Only for SFT.
     pub(crate) packing: bool,
-    /// Whether the rows are shuffled in every epoch.
+    /// Whether the rows are shuffled in every epoch, PPO's prompts and `ptx` rows included.
     pub(crate) shuffle: bool,
-    /// Whether rows longer than `max_length` are dropped or truncated. They are counted in both cases.
+    /// What happens to rows longer than `max_length`: `drop` or `truncate`. They are counted and reported in
+    /// both cases.
     pub(crate) overlong: Overlong,
 }
 
@@ -308,7 +319,8 @@ impl DataSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CheckpointSection {
-    /// The number of steps between two checkpoints. 0 writes only `final/`.
+    /// The number of steps (PPO: iterations) between two checkpoints; the last step has one, too. 0 writes
+    /// only `final/`, and then only a run that a signal ended can be resumed.
     pub(crate) every: u64,
     /// The number of checkpoints to keep.
     pub(crate) keep: usize,
@@ -324,7 +336,7 @@ impl Default for CheckpointSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct LogSection {
-    /// The number of steps between two rows of metrics.
+    /// The number of steps (PPO: iterations) between two rows of metrics. The last step always has a row.
     pub(crate) every: u64,
 }
 
@@ -338,30 +350,37 @@ impl Default for LogSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct EvalSection {
-    /// The number of steps between two evaluations: of the held-out rows, and on `tasks`. 0 turns them off.
+    /// The number of steps (PPO: iterations) between two evaluations: of the rows of `data.eval`, and on
+    /// `tasks`, which are also asked after the last step. 0 turns them off. PPO evaluates on tasks only, `rm`
+    /// on rows only.
     pub(crate) every: u64,
-    /// The tasks and groups that models are asked.
+    /// The tasks and groups that the model is asked: at each evaluation of a run, whose scores are the
+    /// metrics `eval/TASK/METRIC`, and in the part `eval` of a pipeline. During a run this needs
+    /// `parallel.zero` below 3 and no pipeline parallelism. A pipeline with the parts `data` and `eval` has
+    /// the tasks `world`, `world_sampled` and `world_preference` if the file names none.
     pub(crate) tasks: Names,
-    /// The folder of the rows of tasks.
+    /// The folder of the rows of tasks. A pipeline with the part `data` finds them in its folder `out`,
+    /// unless the file names another one.
     pub(crate) data: PathBuf,
     /// Task files, or folders of them, in addition to the built-in ones.
     pub(crate) include_path: Names,
-    /// The number of first rows of each task that are evaluated.
+    /// The number of first rows of each task that are evaluated. If absent, all rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) limit: Option<NonZeroUsize>,
-    /// The number of examples in each prompt, in place of the task's own number.
+    /// The number of examples in each prompt. If absent, the task's own number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) num_fewshot: Option<usize>,
     /// Whether the model's chat template renders the prompts.
     pub(crate) apply_chat_template: bool,
     /// With a chat template: whether all examples are one user turn.
     pub(crate) fewshot_in_one_turn: bool,
-    /// The most tokens of a reply, in place of the task's own number.
+    /// The most tokens of a reply. If absent, the task's own number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) max_gen_toks: Option<NonZeroUsize>,
-    /// Whether programs that models write are run, in a sandbox.
+    /// Whether programs that models write (HumanEval, MBPP and the like) are run, each in a sandbox without
+    /// network.
     pub(crate) allow_code_execution: bool,
-    /// A text before every prompt; with a chat template, the system message.
+    /// A text before every prompt; with a chat template, the system message. If absent, there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) system_instruction: Option<String>,
 }
@@ -408,6 +427,7 @@ pub(crate) struct BaseSection {
     pub(crate) num_hidden_layers: i64,
     /// The number of query heads.
     pub(crate) num_attention_heads: i64,
+    /// The number of key and value heads, which divides the number of query heads.
     pub(crate) num_key_value_heads: i64,
     /// The maximum sequence length in tokens.
     pub(crate) max_position_embeddings: i64,

@@ -12,16 +12,18 @@ use crate::placement::PlacementPolicy;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GeminiConfig {
-    /// Which chunks leave the memory of the device.
+    /// Which parts of the models leave the memory of the device: `auto`, `cpu`, `static`, `disk` or `cuda`.
     pub placement: PlacementPolicy,
-    /// The memory that all models of a process may take on its device: weights, gradients, optimizer state,
-    /// activations, logits, caches. If absent, nothing is limited and nothing is moved.
+    /// The memory that all models of a process may take on its device, such as `"400MiB"` or `"1.5GiB"`:
+    /// weights, gradients, optimizer state, activations, logits, caches. If absent, nothing is limited and
+    /// nothing is moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_memory: Option<ByteSize>,
-    /// The memory of the host that chunks of a GPU may take.
+    /// The memory of the host that parts of the models may take which have left a GPU; only for models on a
+    /// GPU. If absent, three quarters of the machine, or `device_memory` with `placement = "disk"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_memory: Option<ByteSize>,
-    /// The folder for chunks that leave memory. If absent, the run folder.
+    /// An existing folder for parts that leave memory. If absent, the nearest existing folder of `out`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_path: Option<PathBuf>,
 }

@@ -203,29 +203,30 @@ pub enum IpoReduction {
 pub struct DpoConfig {
     /// The strength of the tie to the reference.
     pub beta: f64,
-    /// The loss, or several that are added.
+    /// The loss, or a list of losses that are added.
     /// TRL: `loss_type`.
     pub loss: OneOrMany<DpoLoss>,
-    /// The weight of each loss. Empty: 1 each.
+    /// The weight of each loss of the list. Empty: 1 each.
     pub loss_weights: Vec<f64>,
     /// The probability that a label is wrong, which `cdpo`, `robust`, `exo` and `aot` take into account.
     pub label_smoothing: f64,
-    /// The divergence from the reference.
+    /// The divergence from the reference: `reverse_kl`, `forward_kl`, `js_divergence`, or `alpha_divergence`
+    /// of the order `f_alpha`.
     /// TRL: `f_divergence_type`.
     pub f_divergence: FDivergence,
     /// The order of `alpha_divergence`.
     pub f_alpha: f64,
-    /// What `ipo` divides the log-ratios by.
+    /// Whether `ipo` divides a log-ratio by the number of its tokens (`mean`) or not (`sum`).
     pub ipo_reduction: IpoReduction,
     /// The temperature of `discopop`.
     pub discopop_tau: f64,
     /// How much `dpop` counts a chosen completion that has become less likely than under the reference.
     pub dpop_lambda: f64,
-    /// Whether a pair is weighted by how likely the policy is to write it (Zhou et al. 2024, arXiv
+    /// Whether a pair is weighted by how likely the policy is to write it (WPO; Zhou et al. 2024, arXiv
     /// 2406.11827, equation 2).
     pub use_weighting: bool,
-    /// The weight of the tokens that only the longer completion of a pair has (Liu et al. 2024, arXiv
-    /// 2409.06411). Absent: 1.
+    /// The weight of the tokens that only the longer completion of a pair has (LD-DPO; Liu et al. 2024, arXiv
+    /// 2409.06411). If absent, 1.
     pub ld_alpha: Option<f64>,
     /// Whether the reference is taken to give every completion the same probability, so that none is loaded.
     pub reference_free: bool,
@@ -460,7 +461,8 @@ pub enum NllTokens {
 pub struct OrpoConfig {
     /// The weight of the odds ratio beside the cross-entropy; lambda in the paper.
     pub beta: f64,
-    /// Which tokens the cross-entropy covers.
+    /// The tokens that the cross-entropy covers: those of the chosen completion (`completion`), or `all` with
+    /// the prompt.
     pub nll_tokens: NllTokens,
 }
 
@@ -552,7 +554,7 @@ pub enum CpoLoss {
 pub struct CpoConfig {
     /// The factor of the log-probabilities.
     pub beta: f64,
-    /// The loss.
+    /// The loss: `sigmoid`, `hinge` or `ipo`.
     pub loss: CpoLoss,
     /// The probability that a label is wrong, under `sigmoid`.
     pub label_smoothing: f64,

@@ -37,7 +37,7 @@ pub enum KtoLoss {
 pub struct KtoConfig {
     /// The strength of the tie to the reference.
     pub beta: f64,
-    /// The loss.
+    /// The loss: `kto`, or `apo_zero_unpaired` without a baseline.
     /// TRL: `loss_type`.
     pub loss: KtoLoss,
     /// The weight of good completions.
