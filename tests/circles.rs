@@ -12,11 +12,12 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// The roots of the crates.
-const ROOTS: [&str; 10] = [
+const ROOTS: [&str; 11] = [
     "parallel/sys/src/lib.rs",
     "parallel/src/lib.rs",
     "gemini/src/lib.rs",
     "models/src/lib.rs",
+    "inference/src/lib.rs",
     "datasets/src/lib.rs",
     "rlhf/src/lib.rs",
     "eval/src/lib.rs",

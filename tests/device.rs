@@ -433,8 +433,8 @@ fn copies_between_host_and_device_are_few() {
     let per_token =
         "generate --model life/ppo/final --prompt hello --device DEVICE --ignore-eos --max-new-tokens N";
     let [to_device, to_host, bytes] = copies_per(&scratch, per_token, 16);
-    // The token and the random number of the next one go in; the id, its log-probability and the entropy
-    // come out.
+    // The token goes in with its position, its place in the cache and its pages, and later the random number of
+    // the next one; the id, its log-probability and the entropy come out.
     assert!(to_device <= 2.0 && to_host <= 1.0 && bytes <= 24.0, "{to_device} {to_host} {bytes}");
 
     let stage = |stage: &str, length: &str| {

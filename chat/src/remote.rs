@@ -24,7 +24,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use datasets::Message;
-use models::generate::FinishReason;
+use inference::request::FinishReason;
 
 use self::address::{Access, Address};
 pub(crate) use self::address::{KeyChoice, KeyPlan};

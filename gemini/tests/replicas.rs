@@ -2,7 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-mod on_ranks;
+#[path = "../../tests/on_mesh/mod.rs"]
+mod on_mesh;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use gemini::{ChunkManager, Engine, Error, TrainConfig, checkpoint};
 use parallel::{Axis, Parameter, ProcessGroups, Segmented, Transport};
 use tch::{Device, Kind, Tensor};
 
-use on_ranks::on_ranks;
+use on_mesh::on_mesh;
 
 /// Two segments, `tanh(x W)` and `h V`; the head uses `W` once more, so that it is delivered twice.
 struct Network {
@@ -90,7 +91,7 @@ fn train(groups: &Arc<ProcessGroups>) -> (Vec<f32>, u64) {
 
 /// The same on `size` ranks.
 fn train_on(size: usize, transport: Transport) -> Vec<(Vec<f32>, u64)> {
-    on_ranks(size, transport, train)
+    on_mesh(&[(Axis::Data, size)], transport, train)
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn after_a_step(network: &Network, groups: &Arc<ProcessGroups>, folder: &Path) -
 #[test]
 fn copies_that_drift_apart_are_named_on_every_rank() {
     let folder = tempfile::tempdir().unwrap();
-    let told = on_ranks(3, Transport::Shared, |groups| {
+    let told = on_mesh(&[(Axis::Data, 3)], Transport::Shared, |groups| {
         let mut network = Network::new();
         network
             .parameters
@@ -181,7 +182,7 @@ fn copies_that_drift_apart_are_named_on_every_rank() {
 
 #[test]
 fn replicas_that_start_from_different_weights_are_refused() {
-    let told = on_ranks(3, Transport::Shared, |groups| {
+    let told = on_mesh(&[(Axis::Data, 3)], Transport::Shared, |groups| {
         let network = Network::new();
         if groups.world().rank() == 1 {
             let _ = tch::no_grad(|| network.parameters[0].tensor.shallow_clone().fill_(0.5));

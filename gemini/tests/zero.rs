@@ -2,7 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-mod on_ranks;
+#[path = "../../tests/on_mesh/mod.rs"]
+mod on_mesh;
 
 use std::sync::Arc;
 
@@ -11,10 +12,10 @@ use gemini::{ChunkManager, Engine, Error, TrainConfig, WeightMemory, ZeroStage};
 use parallel::residency::{
     Access, HeldWeights, ModelPart, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
 };
-use parallel::{Parameter, ProcessGroups, Segmented, Transport};
+use parallel::{Axis, Parameter, ProcessGroups, Segmented, Transport};
 use tch::{Device, Kind, Tensor};
 
-use on_ranks::on_ranks;
+use on_mesh::on_mesh;
 
 const SEGMENTS: usize = 6;
 const WIDTH: i64 = 256;
@@ -175,7 +176,8 @@ fn every_stage_has_the_result_of_one_process_and_the_traffic_and_memory_of_the_f
                     ZeroStage::Gradients => 3 * part(4 * chunk),
                     ZeroStage::Weights => 3 * part(4 * chunk) + 2 * part(width * chunk),
                 };
-                for outcome in on_ranks(size, transport, |groups| train(groups, stage, kind)) {
+                for outcome in on_mesh(&[(Axis::Data, size)], transport, |groups| train(groups, stage, kind))
+                {
                     let differences = alone.weights.iter().zip(&outcome.weights).map(|(a, b)| (a - b).abs());
                     let worst = differences.fold(0.0, f32::max);
                     let close = if kind == Kind::Float { 1e-6 } else { 1e-3 };
@@ -195,7 +197,7 @@ fn every_stage_has_the_result_of_one_process_and_the_traffic_and_memory_of_the_f
 
 #[test]
 fn ranks_that_load_different_weights_are_refused_before_each_keeps_its_own_shard() {
-    let told = on_ranks(3, Transport::Shared, |groups| {
+    let told = on_mesh(&[(Axis::Data, 3)], Transport::Shared, |groups| {
         let manager = ChunkManager::sharded(ZeroStage::Weights);
         let offset = if groups.world().rank() == 1 { 0.5 } else { 0.0 };
         let memory = WeightMemory::new(&manager, Device::Cpu, groups);
@@ -207,7 +209,7 @@ fn ranks_that_load_different_weights_are_refused_before_each_keeps_its_own_shard
 
 #[test]
 fn weights_without_a_store_are_refused_by_name() {
-    let told = on_ranks(2, Transport::Shared, |groups| {
+    let told = on_mesh(&[(Axis::Data, 2)], Transport::Shared, |groups| {
         let manager = ChunkManager::sharded(ZeroStage::OptimizerState);
         let unsharded = ChunkManager::unlimited();
         let memory = WeightMemory::new(&unsharded, Device::Cpu, groups);

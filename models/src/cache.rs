@@ -1,18 +1,13 @@
-//! The KV cache: keys and values of past tokens, in slots that are allocated once (contiguous, unlike the
-//! pages of vLLM).
+//! The KV cache: keys and values of past tokens, in pages (Kwon et al. 2023, arXiv 2309.06180).
 //!
-//! Each layer holds keys and values of shape `[slots, kv_heads, capacity, D]` each. A slot holds one sequence
-//! and has its own length. New tokens are written in place, without concatenation. Query heads that share a
-//! key-value head read it without a copy.
+//! A page holds the keys and values of [`page_size`](KvCache::page_size) consecutive tokens of a sequence in
+//! every layer. Which page belongs to which tokens is the caller's affair, so several sequences may read the
+//! same page. New tokens are written in place, without concatenation. Query heads that share a key-value head
+//! read it without a copy.
 
-use std::ops::Range;
-
-use parallel::kernels::attention;
-use parallel::upload;
+use parallel::kernels::attention::Cached;
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::attention::Attention;
-use crate::mask::MaskKind;
 use crate::rope::Rotary;
 
 /// The sizes of a [`KvCache`].
@@ -20,12 +15,12 @@ use crate::rope::Rotary;
 pub struct CacheShape {
     /// Number of layers.
     pub layers: i64,
-    /// Number of slots, one per sequence.
-    pub slots: i64,
+    /// Number of pages.
+    pub pages: i64,
+    /// Number of tokens of a page.
+    pub page_size: i64,
     /// Number of key-value heads.
     pub kv_heads: i64,
-    /// Number of tokens that a slot has room for.
-    pub capacity: i64,
     /// Size of a head.
     pub head_dim: i64,
 }
@@ -33,174 +28,91 @@ pub struct CacheShape {
 /// The keys and values of several sequences.
 #[derive(Debug)]
 pub struct KvCache {
+    /// For each layer `[pages, kv_heads, page_size, D]`.
     keys: Vec<Tensor>,
     values: Vec<Tensor>,
-    lengths: Vec<i64>,
-    /// The lengths on the device of the cache, while only [`advance_by_one`](Self::advance_by_one) changes
-    /// them.
-    device_lengths: Option<Tensor>,
-    kv_heads: i64,
-    capacity: i64,
+    shape: CacheShape,
     device: Device,
-    /// The rotary tables of all positions, once a decoding step has needed them.
-    rotary: Option<Rotary>,
+    /// The rotary tables of the positions up to a number.
+    rotary: Option<(i64, Rotary)>,
 }
 
 impl KvCache {
-    /// Allocates empty slots.
+    /// Allocates pages without content. On the host, a page takes memory once something is written into it.
     pub fn new(shape: CacheShape, kind: Kind, device: Device) -> Self {
-        let CacheShape { layers, slots, kv_heads, capacity, head_dim } = shape;
-        let shape = [slots, kv_heads, capacity, head_dim];
-        // The memory must be zeroed: a masked key is multiplied by zero, and zero times NaN is NaN.
-        let layers = || (0..layers).map(|_| Tensor::zeros(shape, (kind, device))).collect();
-        let lengths = vec![0; slots as usize];
-        Self {
-            keys: layers(),
-            values: layers(),
-            lengths,
-            device_lengths: None,
-            kv_heads,
-            capacity,
-            device,
-            rotary: None,
-        }
+        let CacheShape { layers, pages, page_size, kv_heads, head_dim } = shape;
+        let pages = [pages, kv_heads, page_size, head_dim];
+        let layers = || (0..layers).map(|_| Tensor::empty(pages, (kind, device))).collect();
+        Self { keys: layers(), values: layers(), shape, device, rotary: None }
     }
 
-    /// The number of tokens in each slot.
-    pub fn lengths(&self) -> &[i64] {
-        &self.lengths
+    /// The number of tokens of a page.
+    pub fn page_size(&self) -> usize {
+        self.shape.page_size as usize
     }
 
-    /// Empties a slot.
-    pub fn reset_slot(&mut self, slot: i64) {
-        if std::mem::take(&mut self.lengths[slot as usize]) > 0 {
-            self.device_lengths = None;
-        }
-    }
-
-    /// Moves the sequences of `slots` (ascending, without duplicates) to the first slots in this order, and
-    /// empties the other slots.
-    pub fn compact(&mut self, slots: &[i64]) {
-        assert!(slots.windows(2).all(|pair| pair[0] < pair[1]), "the slots to keep are in ascending order");
-        let longest = slots.iter().map(|&slot| self.lengths[slot as usize]).max().unwrap_or(0);
+    /// Copies the keys and values of a page to another page.
+    pub fn copy_page(&self, from: u32, to: u32) {
         no_grad(|| {
-            for (to, &from) in slots.iter().enumerate().filter(|&(to, &from)| to as i64 != from) {
-                for layer in self.keys.iter().chain(&self.values) {
-                    let sequence = |slot: i64| layer.select(0, slot).narrow(1, 0, longest);
-                    sequence(to as i64).copy_(&sequence(from));
-                }
+            for layer in self.keys.iter().chain(&self.values) {
+                layer.get(i64::from(to)).copy_(&layer.get(i64::from(from)));
             }
         });
-        let mut lengths: Vec<i64> = slots.iter().map(|&slot| self.lengths[slot as usize]).collect();
-        lengths.resize(self.lengths.len(), 0);
-        self.lengths = lengths;
-        self.device_lengths = None;
     }
 
-    /// The rows of the flat cache to which `counts[r]` new tokens of each `slots[r]` are written: indices
-    /// into `[slots * kv_heads * capacity, D]`, in the order `[token, kv_head]`.
-    pub(crate) fn slot_mapping(&self, slots: &[i64], counts: &[i64], device: Device) -> Tensor {
-        let mut indices = Vec::new();
-        for (&slot, &count) in slots.iter().zip(counts) {
-            let length = self.lengths[slot as usize];
-            let (needed, capacity) = (length + count, self.capacity);
-            assert!(
-                needed <= capacity,
-                "slot {slot} needs room for {needed} tokens and the cache holds {capacity}"
-            );
-            for token in length..needed {
-                indices
-                    .extend((0..self.kv_heads).map(|head| (slot * self.kv_heads + head) * capacity + token));
-            }
-        }
-        upload(&indices, device)
+    /// The rows of `[pages * kv_heads * page_size, D]` that hold a token of a sequence with these pages: one
+    /// for each key-value head.
+    pub(crate) fn rows_of(&self, pages: &[u32], token: usize) -> impl Iterator<Item = i64> {
+        let CacheShape { page_size, kv_heads, .. } = self.shape;
+        let (page, place) = (i64::from(pages[token / self.page_size()]), token as i64 % page_size);
+        (0..kv_heads).map(move |head| (page * kv_heads + head) * page_size + place)
     }
 
-    /// The rotary tables of all positions that the cache has room for; `compute` makes those of the positions
+    /// The rows that hold the tokens of several sequences, one after another: int64 `[B, kv_heads, T]`, where
+    /// `T` is the `longest` length. `pages` `[B, P]` are the pages of the sequences and `last` `[B]` their last
+    /// positions, both int64; a shorter sequence repeats its last token.
+    pub(crate) fn rows_of_sequences(&self, pages: &Tensor, last: &Tensor, longest: i64) -> Tensor {
+        let CacheShape { page_size, kv_heads, .. } = self.shape;
+        let options = (Kind::Int64, self.device);
+        let tokens = Tensor::arange(longest, options).unsqueeze(0).minimum(&last.unsqueeze(1)); // [B, T]
+        let pages = pages.gather(1, &tokens.divide_scalar_mode(page_size, "floor"), false).unsqueeze(1);
+        let heads = Tensor::arange(kv_heads, options).view([1, -1, 1]);
+        (pages * kv_heads + heads) * page_size + tokens.remainder(page_size).unsqueeze(1)
+    }
+
+    /// The rotary tables of at least the first `positions` positions; `compute` makes those of the positions
     /// `[N]` that it gets.
-    pub(crate) fn rotary(&mut self, compute: impl FnOnce(&Tensor) -> Rotary) -> &Rotary {
-        let (capacity, device) = (self.capacity, self.device);
-        self.rotary.get_or_insert_with(|| compute(&Tensor::arange(capacity, (Kind::Int64, device))))
+    pub(crate) fn rotary(&mut self, positions: i64, compute: impl FnOnce(&Tensor) -> Rotary) -> &Rotary {
+        let is_enough = self.rotary.as_ref().is_some_and(|(count, _)| *count >= positions);
+        if !is_enough {
+            // Sequences grow token by token, and the tables do not.
+            let count = positions.max(128).cast_unsigned().next_power_of_two() as i64;
+            self.rotary = Some((count, compute(&Tensor::arange(count, (Kind::Int64, self.device)))));
+        }
+        &self.rotary.as_ref().expect("they were made").1
     }
 
-    /// Writes a layer's keys and values `[N, kv_heads, D]` to the rows from
-    /// [`slot_mapping`](Self::slot_mapping).
-    pub(crate) fn write(&self, layer: usize, slot_mapping: &Tensor, k: &Tensor, v: &Tensor) {
+    /// Writes a layer's keys and values `[N, kv_heads, D]` to the `rows` of [`rows_of`](Self::rows_of), token
+    /// after token.
+    pub(crate) fn write(&self, layer: usize, rows: &Tensor, k: &Tensor, v: &Tensor) {
         for (cached, new) in [(&self.keys[layer], k), (&self.values[layer], v)] {
             let dim = new.size()[2];
-            let _ = cached.view([-1, dim]).index_copy_(0, slot_mapping, &new.reshape([-1, dim]));
+            let _ = cached.view([-1, dim]).index_copy_(0, rows, &new.reshape([-1, dim]));
         }
     }
 
-    /// Adds `counts[r]` new tokens to the length of each `slots[r]`.
-    pub(crate) fn advance(&mut self, slots: &[i64], counts: &[i64]) {
-        for (&slot, &count) in slots.iter().zip(counts) {
-            self.lengths[slot as usize] += count;
-        }
-        self.device_lengths = None;
+    /// The keys and values of a layer.
+    pub(crate) fn layer(&self, layer: usize) -> Cached<'_> {
+        Cached { keys: &self.keys[layer], values: &self.values[layer] }
     }
 
-    /// The lengths of the first `rows` slots, int64 `[rows]`, on the device of the cache. Valid until the
-    /// next change of the cache.
-    pub(crate) fn device_lengths(&mut self, rows: i64) -> Tensor {
-        let upload = || upload(&self.lengths, self.device);
-        self.device_lengths.get_or_insert_with(upload).narrow(0, 0, rows)
-    }
-
-    /// Like [`slot_mapping`](Self::slot_mapping), for one new token in each of the first slots, whose lengths
-    /// are `past` `[rows]`. Nothing is copied from the host.
-    pub(crate) fn next_token_mapping(&self, past: &Tensor) -> Tensor {
-        let (rows, device) = (past.size()[0], past.device());
-        let longest = self.lengths[..rows as usize].iter().max().copied().unwrap_or(0);
-        assert!(longest < self.capacity, "a slot of {longest} tokens is full, and one more token comes");
-        let heads = Tensor::arange(rows * self.kv_heads, (Kind::Int64, device)) * self.capacity;
-        (heads.view([rows, self.kv_heads]) + past.unsqueeze(1)).reshape([-1])
-    }
-
-    /// Adds one token to each of the first `rows` slots.
-    pub(crate) fn advance_by_one(&mut self, rows: i64) {
-        self.lengths[..rows as usize].iter_mut().for_each(|length| *length += 1);
-        if let Some(lengths) = &self.device_lengths {
-            let _ = lengths.narrow(0, 0, rows).g_add_scalar_(1);
-        }
-    }
-
-    /// A layer's keys and values `[count, kv_heads, length, D]`, for `count` slots from `first` on.
-    pub(crate) fn read(&self, layer: usize, first: i64, count: i64, length: i64) -> [Tensor; 2] {
-        [&self.keys[layer], &self.values[layer]]
-            .map(|cached| cached.narrow(0, first, count).narrow(2, 0, length))
-    }
-
-    /// Attention of the next token in each of the first slots, with queries `q` `[rows, heads, D]`, over the
-    /// tokens of its own slot, whose keys and values have been written: `[rows, heads * D]`. `None` if
-    /// [`attention::decode`] does not compute it.
-    pub(crate) fn attend_own_tokens(
-        &self,
-        layer: usize,
-        q: &Tensor,
-        attention: &Attention,
-    ) -> Option<Tensor> {
-        let MaskKind { window, alibi: None } = attention.mask() else { return None };
-        let first = |end: i64| window.map_or(0, |window| (end - window).max(0));
-        let visible = |&past: &i64| first(past + 1) as usize..past as usize + 1;
-        let visible: Vec<Range<usize>> = self.lengths[..q.size()[0] as usize].iter().map(visible).collect();
-        let cached = attention::Cached { keys: &self.keys[layer], values: &self.values[layer] };
-        attention::decode(q, cached, &visible, attention.scale())
-    }
-
-    /// The attention mask of the next token in each of the first slots, whose lengths are `past` `[rows]`:
-    /// `[rows, 1 or heads, 1, longest + 1]`; `None` if every token sees all keys.
-    pub(crate) fn decoding_mask(&self, past: &Tensor, mask_kind: &MaskKind, kind: Kind) -> Option<Tensor> {
-        let lengths = &self.lengths[..past.size()[0] as usize];
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        let equal = lengths.iter().all(|&length| length == longest);
-        let windowed = mask_kind.window.is_some_and(|window| window <= longest);
-        if equal && !windowed && mask_kind.alibi.is_none() {
-            return None;
-        }
-        let queries = past.to_kind(Kind::Float).view([-1, 1, 1]);
-        let distance = Tensor::arange(longest + 1, (Kind::Float, past.device())) - queries; // [rows, 1, keys]
-        Some(mask_kind.bias_at_distance(&distance).to_kind(kind))
+    /// A copy of the keys and values of a layer in `rows`, int64 `[B, kv_heads, T]`: `[B, kv_heads, T, D]`.
+    pub(crate) fn gather(&self, layer: usize, rows: &Tensor) -> [Tensor; 2] {
+        let [count, kv_heads, tokens]: [i64; 3] = rows.size().try_into().expect("three dimensions");
+        [&self.keys[layer], &self.values[layer]].map(|cached| {
+            let dim = self.shape.head_dim;
+            cached.view([-1, dim]).index_select(0, &rows.view([-1])).view([count, kv_heads, tokens, dim])
+        })
     }
 }
 
@@ -209,63 +121,39 @@ mod tests {
     use super::*;
 
     fn cache() -> KvCache {
-        let shape = CacheShape { layers: 1, slots: 3, kv_heads: 2, capacity: 4, head_dim: 2 };
+        let shape = CacheShape { layers: 1, pages: 5, page_size: 2, kv_heads: 2, head_dim: 1 };
         KvCache::new(shape, Kind::Float, Device::Cpu)
     }
 
-    fn write(cache: &mut KvCache, slot: i64, count: i64, value: f64) {
-        let slot_mapping = cache.slot_mapping(&[slot], &[count], Device::Cpu);
-        let new = Tensor::full([count, 2, 2], value, (Kind::Float, Device::Cpu));
-        cache.write(0, &slot_mapping, &new, &(&new * 10.0));
-        cache.advance(&[slot], &[count]);
+    #[test]
+    fn rows_by_hand() {
+        // A page has two heads of two tokens: page 3 holds the rows 12 and 13 of head 0, 14 and 15 of head 1.
+        let cache = cache();
+        assert_eq!(cache.rows_of(&[3, 1], 0).collect::<Vec<_>>(), [12, 14]);
+        assert_eq!(cache.rows_of(&[3, 1], 3).collect::<Vec<_>>(), [5, 7]);
+        let pages = Tensor::from_slice2(&[[3_i64, 1], [0, 0]]);
+        let rows = cache.rows_of_sequences(&pages, &Tensor::from_slice(&[2_i64, 1]), 3);
+        assert_eq!(rows.size(), [2, 2, 3]);
+        let rows = Vec::<i64>::try_from(rows.view([-1])).unwrap();
+        assert_eq!(rows, [12, 13, 4, 14, 15, 6, 0, 1, 1, 2, 3, 3]);
     }
 
     #[test]
-    fn kept_slots_move_to_the_front() {
-        let mut cache = cache();
-        write(&mut cache, 1, 2, 5.0);
-        write(&mut cache, 2, 3, 7.0);
-        cache.compact(&[1, 2]);
-        assert_eq!(cache.lengths(), [2, 3, 0]);
-        let [keys, values] = cache.read(0, 0, 2, 3);
-        assert_eq!(keys.double_value(&[0, 1, 1, 0]), 5.0);
-        assert_eq!(values.double_value(&[1, 0, 2, 1]), 70.0);
-    }
-
-    #[test]
-    fn a_new_token_is_appended_to_its_slot() {
-        let mut cache = cache();
-        write(&mut cache, 1, 2, 5.0);
-        write(&mut cache, 1, 1, 6.0);
-        let [keys, _] = cache.read(0, 1, 1, 3);
-        assert_eq!(Vec::<f32>::try_from(keys.select(3, 0).select(1, 1).view([3])).unwrap(), [5.0, 5.0, 6.0]);
-    }
-
-    #[test]
-    #[should_panic(expected = "needs room for 5 tokens and the cache holds 4")]
-    fn more_than_the_capacity_is_refused() {
-        write(&mut cache(), 0, 5, 1.0);
-    }
-
-    #[test]
-    fn masks_by_hand() {
-        let mut cache = cache();
-        write(&mut cache, 0, 2, 1.0);
-        write(&mut cache, 1, 1, 1.0);
-        let plain = MaskKind { window: None, alibi: None };
-        let past = cache.device_lengths(2);
-        let mask = cache.decoding_mask(&past, &plain, Kind::Float).unwrap();
-        assert_eq!(mask.size(), [2, 1, 1, 3]);
-        // The new token of the second slot is its second token, so the third key does not belong to this
-        // slot.
-        assert_eq!(
-            Vec::<f32>::try_from(mask.view([6])).unwrap(),
-            [0.0, 0.0, 0.0, 0.0, 0.0, f32::NEG_INFINITY]
-        );
-        let first = cache.device_lengths(1);
-        assert!(cache.decoding_mask(&first, &plain, Kind::Float).is_none());
-        let window = MaskKind { window: Some(2), alibi: None };
-        let mask = cache.decoding_mask(&first, &window, Kind::Float).unwrap();
-        assert_eq!(Vec::<f32>::try_from(mask.view([3])).unwrap(), [f32::NEG_INFINITY, 0.0, 0.0]);
+    fn what_is_written_is_read_and_copied() {
+        let cache = cache();
+        let pages = [4, 2];
+        let rows: Vec<i64> = (0..3).flat_map(|token| cache.rows_of(&pages, token)).collect();
+        let k = Tensor::from_slice(&[0.0f32, 10.0, 1.0, 11.0, 2.0, 12.0]).view([3, 2, 1]);
+        cache.write(0, &Tensor::from_slice(&rows), &k, &(&k + 100.0));
+        let read = |pages: [i64; 2]| {
+            let last = Tensor::from_slice(&[2_i64]);
+            let rows = cache.rows_of_sequences(&Tensor::from_slice(&pages).unsqueeze(0), &last, 3);
+            let [keys, values] = cache.gather(0, &rows);
+            assert_eq!(values, &keys + 100.0);
+            Vec::<f32>::try_from(keys.view([-1])).unwrap()
+        };
+        assert_eq!(read([4, 2]), [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]);
+        cache.copy_page(2, 0);
+        assert_eq!(read([4, 0]), [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]);
     }
 }

@@ -8,8 +8,8 @@ use parallel::Segmented;
 use tch::Tensor;
 
 use crate::Error;
-use crate::batch::Batch;
 use crate::cache::KvCache;
+use crate::cached_batch::CachedRow;
 use crate::config::Config;
 use crate::decoder::{HeadKind, SCORE_WEIGHT, load};
 use crate::head::Head;
@@ -75,19 +75,9 @@ impl CausalLm {
         }
     }
 
-    /// See [`prefill`](crate::decoder::Decoder::prefill).
-    pub fn prefill(
-        &self,
-        batch: &Batch,
-        cache: &mut KvCache,
-        slots: &[i64],
-    ) -> Result<Tensor, parallel::Error> {
-        self.decoder.prefill(batch, cache, slots)
-    }
-
-    /// See [`decode`](crate::decoder::Decoder::decode).
-    pub fn decode(&self, input_ids: &Tensor, cache: &mut KvCache) -> Result<Tensor, parallel::Error> {
-        self.decoder.decode(input_ids, cache)
+    /// See [`step`](crate::decoder::Decoder::step).
+    pub fn step(&self, rows: &[CachedRow<'_>], cache: &mut KvCache) -> Result<Tensor, parallel::Error> {
+        self.decoder.step(rows, cache)
     }
 }
 

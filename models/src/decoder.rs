@@ -192,30 +192,43 @@ impl Decoder {
     /// whole rows over ranks; frequencies that follow the length of a row, and the auxiliary loss of experts,
     /// see whole rows.
     pub fn can_share_prefixes(&self) -> bool {
-        let follows_length =
-            matches!(&self.architecture().position, Position::Rope(rope) if rope.depends_on_length());
         self.model_parallel.sequence_group().is_none()
-            && !follows_length
+            && self.can_continue_rows()
             && self.config.router_aux_loss_coef() == 0.0
     }
 
-    /// The tokens that have an output in `segment`; `None` for all tokens. The last block drops the tokens
-    /// whose final hidden states nobody wants, unless another part needs them: the next stage of a pipeline
-    /// and ranks that split the tokens, which expect all of them, and the auxiliary loss of experts.
-    fn outputs_of_segment<'b>(&self, segment: usize, batch: &'b Batch) -> Option<&'b Tensor> {
-        let needs_all = self.pipeline.is_some()
-            || self.model_parallel.sequence_shard().is_some()
-            || batch.has_load_balancing_loss(self.config.router_aux_loss_coef());
+    /// Whether the keys and values of a row stay the same when the row goes on. Frequencies that follow the
+    /// length of a row change them.
+    pub fn can_continue_rows(&self) -> bool {
+        !matches!(&self.architecture().position, Position::Rope(rope) if rope.depends_on_length())
+    }
+
+    /// The tokens that have an output in `segment`, of those that have one at the end; `None` for all tokens.
+    /// The last block drops the tokens whose final hidden states nobody wants, unless another part needs them:
+    /// the next stage of a pipeline and ranks that split the tokens, which expect all of them, and the
+    /// auxiliary loss of experts.
+    fn outputs_of_segment<'b>(
+        &self,
+        segment: usize,
+        outputs: Option<&'b Tensor>,
+        has_aux_loss: bool,
+    ) -> Option<&'b Tensor> {
+        let needs_all =
+            self.pipeline.is_some() || self.model_parallel.sequence_shard().is_some() || has_aux_loss;
         // Layers are not made for no tokens at all.
-        batch.outputs().filter(|outputs| segment == self.blocks.len() && !needs_all && outputs.numel() > 0)
+        outputs.filter(|outputs| segment == self.blocks.len() && !needs_all && outputs.numel() > 0)
     }
 
     /// The wanted rows of the final hidden states, where the last block has not dropped the others.
-    fn select_outputs(&self, hidden: Tensor, batch: &Batch) -> Tensor {
-        match (batch.outputs(), self.outputs_of_segment(self.blocks.len(), batch)) {
+    fn select_outputs(&self, hidden: Tensor, outputs: Option<&Tensor>, has_aux_loss: bool) -> Tensor {
+        match (outputs, self.outputs_of_segment(self.blocks.len(), outputs, has_aux_loss)) {
             (Some(outputs), None) => gather_rows(&hidden, outputs),
             _ => hidden,
         }
+    }
+
+    fn has_aux_loss(&self, batch: &Batch) -> bool {
+        batch.has_load_balancing_loss(self.config.router_aux_loss_coef())
     }
 
     fn architecture(&self) -> &Architecture {
@@ -273,7 +286,8 @@ impl Segmented for Decoder {
 
         let Some(block) = self.blocks.get(index - 1) else {
             let hidden = self.final_norm_and_project(hidden);
-            return Ok(self.select_outputs(self.model_parallel.gather_hidden(&hidden, local_batch)?, batch));
+            let hidden = self.model_parallel.gather_hidden(&hidden, local_batch)?;
+            return Ok(self.select_outputs(hidden, batch.outputs(), self.has_aux_loss(batch)));
         };
         let ctx = ForwardContext {
             tp_region: self.tp_region(batch),
@@ -288,7 +302,8 @@ impl Segmented for Decoder {
         let mut attention_fn = |attention: &Attention, qkv: &[Tensor; 3]| {
             self.model_parallel.attend(batch, local_batch, attention, qkv)
         };
-        block.forward(hidden, self.outputs_of_segment(index, batch), &ctx, &mut attention_fn)
+        let outputs = self.outputs_of_segment(index, batch.outputs(), self.has_aux_loss(batch));
+        block.forward(hidden, outputs, &ctx, &mut attention_fn)
     }
 
     fn pipeline(&self) -> Option<&PipelineStages> {

@@ -171,78 +171,17 @@ pub enum Error {
     /// An error of libtorch.
     #[error(transparent)]
     Torch(#[from] tch::TchError),
-    /// A sampling setting is out of range.
-    #[error("{key} = {value}: {wanted}")]
-    Sampling {
-        /// The setting.
-        key: &'static str,
-        value: f64,
-        /// The valid range.
-        wanted: &'static str,
-    },
-    /// A prompt has no tokens.
-    #[error("prompt {} has no tokens: give it at least one", index + 1)]
-    EmptyPrompt {
-        /// The index of the prompt, from 0.
-        index: usize,
-    },
-    /// A prompt leaves no room for a reply.
-    #[error(
-        "prompt {} has {length} tokens, and this model takes at most {longest} with the reply: shorten it",
-        index + 1
-    )]
-    LongPrompt {
-        /// The index of the prompt, from 0.
-        index: usize,
-        /// The number of tokens of the prompt.
-        length: usize,
-        /// The maximum sequence length of the model.
-        longest: i64,
-    },
-    /// Logits or scores are not finite.
-    #[error(
-        "the output of the model for row {} is not finite (NaN or infinity), although its weights are: values \
-         overflow in this dtype; use --dtype float32, or check the run that trained the model",
-        index + 1
-    )]
-    LogitsNotFinite {
-        /// The index of the prompt, from 0.
-        index: usize,
-    },
-    /// The ranks of one model drew different tokens.
-    #[error(
-        "the {ranks} ranks that share this model sampled different tokens; they must run the same program on the same kind of machine"
-    )]
-    RanksDiverged { ranks: usize },
-    /// A prompt contains a token outside the model's vocabulary.
-    #[error(
-        "prompt {} holds the token {id}, and the model's vocabulary ends before {vocab_size}: \
-         use the tokenizer that belongs to this model",
-        index + 1
-    )]
-    TokenOutsideVocabulary {
-        /// The index of the prompt, from 0.
-        index: usize,
-        /// The token.
-        id: i64,
-        /// The size of the vocabulary.
-        vocab_size: i64,
-    },
 }
 
 impl Error {
-    /// The class of this error. Most errors are about a file or a prompt.
+    /// The class of this error. Most errors are about a file.
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Parallel(error) => error.class(),
             Self::Torch(error) => ErrorClass::of_torch(error),
             Self::File(error) => error.class(),
-            Self::RanksDiverged { .. } => ErrorClass::Failed,
-            Self::Sampling { .. } | Self::TooManyTokens { .. } | Self::Indivisible { .. } => {
-                ErrorClass::Usage
-            }
+            Self::TooManyTokens { .. } | Self::Indivisible { .. } => ErrorClass::Usage,
             Self::TooLarge { .. } => ErrorClass::Device,
-            Self::LogitsNotFinite { .. } => ErrorClass::Diverged,
             _ => ErrorClass::Data,
         }
     }

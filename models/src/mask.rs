@@ -23,6 +23,13 @@ pub struct Alibi {
     pub local_heads: Range<i64>,
 }
 
+impl Alibi {
+    /// The slopes of the heads of this rank.
+    pub fn slopes(&self) -> Vec<f32> {
+        alibi_slopes(self.heads)[self.local_heads.start as usize..self.local_heads.end as usize].to_vec()
+    }
+}
+
 impl MaskKind {
     /// The bias added to the attention scores of queries at positions `past..past + queries`:
     /// `[1, 1 or heads, queries, past + queries]`, with minus infinity where a key is masked.
@@ -42,9 +49,8 @@ impl MaskKind {
             masked = masked.logical_or(&distance.le(-window as f64));
         }
         let bias = match &self.alibi {
-            Some(Alibi { heads, local_heads }) => {
-                let slopes = &alibi_slopes(*heads)[local_heads.start as usize..local_heads.end as usize];
-                let slopes = upload(slopes, distance.device());
+            Some(alibi) => {
+                let slopes = upload(&alibi.slopes(), distance.device());
                 slopes.view([-1, 1, 1]) * distance.unsqueeze(-3)
             }
             None => distance.zeros_like().unsqueeze(-3),

@@ -1,16 +1,18 @@
 //! Every family against the logits of transformers (`golden/make_golden.py`), and the forms of the forward
-//! pass against one another: packed rows, segments with and without checkpointing, prefill in pieces,
-//! decoding with a cache, save and load.
+//! pass against one another: packed rows, segments with and without checkpointing, rows in pieces
+//! with a cache, save and load.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
 #[path = "golden/folder.rs"]
 mod folder;
 
+use std::ops::Range;
 use std::path::Path;
 
 use folder::{golden_folder, with_aux_loss};
 use models::batch::Batch;
+use models::cached_batch::{CachedRow, Outputs};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::head;
 use models::model_parallel::ModelParallel;
@@ -127,37 +129,58 @@ fn a_cache_changes_nothing() {
         rows[1].truncate(comparable(name, 23) as usize);
         let whole = batch(&rows);
         let expected = model.forward_no_grad(&whole).unwrap();
-        let mut cache = model.decoder().cache(3, 24);
-        // Slot 2 for row 0 and slot 1 for row 1; row 0 in two pieces of 2 and 3 tokens, row 1 in pieces of 4
-        // and 5.
-        let first = batch(&[rows[0][..2].to_vec(), rows[1][..4].to_vec()]);
-        let _ = model.prefill(&first, &mut cache, &[2, 1]).unwrap();
-        let second = batch(&[rows[0][2..5].to_vec(), rows[1][4..9].to_vec()]);
-        let hidden = model.prefill(&second, &mut cache, &[2, 1]).unwrap();
-        let spans = [(0, 2, 3), (1, 4, 5)];
-        for (row, start, count) in spans {
-            let expected = row_of(&whole, &expected, row).narrow(0, start, count);
-            let difference = difference(&row_of(&second, &hidden, row), &expected);
-            assert!(difference < 1e-5, "{name} row {row}, prefill: {difference}");
-        }
-        cache.compact(&[1, 2]);
-        for step in 0..6 {
-            let ids = Tensor::from_slice(&[rows[1][9 + step], rows[0][5 + step]]);
-            let hidden = model.decode(&ids, &mut cache).unwrap();
-            for (slot, (row, position)) in [(1, 9 + step), (0, 5 + step)].into_iter().enumerate() {
-                let expected = row_of(&whole, &expected, row).get(position as i64);
-                let difference = difference(&hidden.get(slot as i64), &expected);
-                assert!(difference < 1e-5, "{name} row {row}, position {position}: {difference}");
+        let mut cache = model.decoder().cache(12, 4);
+        // Pages of four tokens, in no order. The last three belong to a second copy of row 0.
+        let pages: [&[u32]; 3] = [&[7, 2, 9], &[0, 5, 3, 11, 1, 6], &[4, 10, 8]];
+        let mut step = |spans: &[(usize, Range<usize>)]| {
+            let row = |(place, span): &(usize, Range<usize>)| CachedRow {
+                tokens: &rows[place % 2][span.clone()],
+                past: span.start,
+                pages: pages[*place],
+                outputs: Outputs::All,
+            };
+            let hidden = model.step(&spans.iter().map(row).collect::<Vec<_>>(), &mut cache).unwrap();
+            let mut start = 0;
+            for (place, span) in spans {
+                let count = span.len() as i64;
+                let expected = row_of(&whole, &expected, place % 2).narrow(0, span.start as i64, count);
+                let difference = difference(&hidden.narrow(0, start, count), &expected);
+                assert!(difference < 1e-5, "{name} row {place}, {span:?}: {difference}");
+                start += count;
             }
+            assert_eq!(hidden.size()[0], start);
+        };
+
+        step(&[(0, 0..2), (1, 0..4)]);
+        // A single token, a row that goes on, and a whole row, in one step.
+        step(&[(0, 2..3), (1, 4..9), (2, 0..5)]);
+        step(&[(0, 3..5)]);
+        for index in 0..6 {
+            step(&[(1, 9 + index..10 + index), (0, 5 + index..6 + index), (2, 5 + index..6 + index)]);
         }
-        // Row 1 alone, so that no mask for unequal lengths is there.
-        cache.compact(&[0]);
-        for (position, &id) in rows[1].iter().enumerate().skip(15) {
-            let hidden = model.decode(&Tensor::from_slice(&[id]), &mut cache).unwrap();
-            let difference = difference(&hidden.get(0), &row_of(&whole, &expected, 1).get(position as i64));
-            assert!(difference < 1e-5, "{name} row 1 alone, position {position}: {difference}");
+        for position in 15..rows[1].len() {
+            step(&[(1, position..position + 1)]);
         }
     }
+}
+
+#[test]
+fn only_the_wanted_tokens_have_an_output() {
+    let model = CausalLm::load(&golden_folder("llama"), &OPTIONS).unwrap();
+    let rows = golden("llama").rows;
+    let whole = batch(&rows);
+    let expected = model.forward_no_grad(&whole).unwrap();
+    let mut cache = model.decoder().cache(2, 16);
+    let row = |index: usize, outputs| CachedRow {
+        tokens: &rows[index][..6],
+        past: 0,
+        pages: [&[1], &[0]][index],
+        outputs,
+    };
+    let hidden = model.step(&[row(1, Outputs::Last), row(0, Outputs::None)], &mut cache).unwrap();
+    assert!(difference(&hidden, &row_of(&whole, &expected, 1).narrow(0, 5, 1)) < 1e-5);
+    let hidden = model.step(&[row(0, Outputs::None)], &mut cache).unwrap();
+    assert_eq!(hidden.size()[0], 0);
 }
 
 #[test]

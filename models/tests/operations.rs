@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
 use models::batch::Batch;
+use models::cached_batch::{CachedRow, Outputs};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::head;
@@ -13,7 +14,7 @@ use parallel::operations::{self, Counts};
 use parallel::segment::ForwardPass;
 use parallel::{Segmented, upload};
 use serde_json::json;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind};
 
 /// Operations that compute nothing: they describe the same memory anew, allocate, or call another operation
 /// that is counted too.
@@ -118,16 +119,18 @@ fn training(model: &CausalLm) -> Counts {
     operations::count(step).unwrap().1
 }
 
-/// One token for each of four rows that have equal lengths.
+/// One token for each of four rows.
 fn decoding(model: &CausalLm) -> Counts {
     let model = model.for_decoding().unwrap();
     let mut cache = model.decoder().cache(4, 32);
-    let rows = [[1_i64, 2, 3]; 4];
-    let batch = Batch::new(&rows.each_ref().map(<[i64; 3]>::as_slice), Device::Cpu);
-    let _ = model.prefill(&batch, &mut cache, &[0, 1, 2, 3]).unwrap();
-    let token = || Tensor::from_slice(&[4_i64, 5, 6, 7]);
-    let _ = model.decode(&token(), &mut cache).unwrap();
-    operations::count(|| model.decode(&token(), &mut cache).unwrap()).unwrap().1
+    let mut step = |tokens: &[i64], past| {
+        let pages = [[0], [1], [2], [3]];
+        let rows = pages.each_ref().map(|pages| CachedRow { tokens, past, pages, outputs: Outputs::Last });
+        model.step(&rows, &mut cache).unwrap()
+    };
+    let _ = step(&[1, 2, 3], 0);
+    let _ = step(&[4], 3);
+    operations::count(|| step(&[5], 4)).unwrap().1
 }
 
 #[test]

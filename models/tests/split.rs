@@ -1,37 +1,30 @@
-//! A model that several ranks share is the whole model: logits, losses, gradients, replies, files, and the
+//! A model that several ranks share is the whole model: logits, losses, gradients, files, and the
 //! bytes that it takes.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
 #[path = "golden/folder.rs"]
 mod folder;
+#[path = "../../tests/on_mesh/mod.rs"]
+mod on_mesh;
 
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use folder::{golden_folder, with_aux_loss};
 use models::batch::Batch;
+use models::cached_batch::{CachedRow, Outputs};
 use models::causal_lm::{CausalLm, LoadOptions};
-use models::generate::{self, GenerationOptions, RequestIds};
 use models::head;
 use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
-use models::sample::SamplingParams;
 use models::scalar_model::ScalarModel;
-use parallel::c10d::Secret;
 use parallel::comm::Reduction;
 use parallel::pipeline::{self, ScheduleKind};
-use parallel::rendezvous::open_store;
 use parallel::safetensors_file::TensorFile;
 use parallel::{
-    Axis, ForwardPass, GradientSource, Mesh, Parameter, Placement, ProcessGroups, RankInfo, Segmented,
-    Transport, World,
+    Axis, ForwardPass, GradientSource, Parameter, Placement, ProcessGroups, Segmented, Transport,
 };
 use tch::{Device, Kind, Tensor};
-
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Three rows of different length: seven, one and four tokens.
 const ROWS: [&[i64]; 3] = [&[5, 9, 41, 47, 0, 7, 7], &[30], &[1, 2, 3, 46]];
@@ -89,25 +82,9 @@ fn on_every_mesh<T: Send>(
     transport: Transport,
     body: impl Fn(&ProcessGroups) -> T + Sync,
 ) -> Vec<T> {
-    let size = sizes.iter().product();
     let axes = [Axis::Pipeline, Axis::Data, Axis::Expert, Axis::Sequence, Axis::Tensor];
-    let axis_sizes: Vec<(Axis, usize)> = axes.into_iter().zip(sizes).collect();
-    let meeting = RankInfo { secret: Some(Secret::random().unwrap()), ..RankInfo::single() };
-    let server = open_store(&meeting, TIMEOUT).unwrap();
-    let meeting = RankInfo { port: server.port(), uses_agent_store: true, ..meeting };
-    let rank = |rank: usize| {
-        let rank_info = RankInfo { rank, size, ..meeting.clone() };
-        let world = World::join(rank_info, transport, TIMEOUT).unwrap();
-        let groups = world.groups(&Mesh::new(&axis_sizes, rank, size).unwrap()).unwrap();
-        let result = body(&groups);
-        groups.world().barrier().unwrap();
-        result
-    };
-    let rank = &rank;
-    thread::scope(|scope| {
-        let ranks: Vec<_> = (0..size).map(|index| scope.spawn(move || rank(index))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    let axes: Vec<(Axis, usize)> = axes.into_iter().zip(sizes).collect();
+    on_mesh::on_mesh(&axes, transport, |groups| body(groups))
 }
 
 /// What a model says of [`ROWS`], with the gradient of each parameter as a whole.
@@ -322,7 +299,7 @@ fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whol
         let batch = Batch::new(&ROWS, Device::Cpu);
         let logits =
             flat(&tch::no_grad(|| model.head().logits(&model.forward_no_grad(&batch).unwrap())).unwrap());
-        let replies = written(&model, 1.0);
+        let replies = written(&model);
         for (schedule_kind, mesh) in [
             (ScheduleKind::GPipe, [2, 1]),
             (ScheduleKind::OneForwardOneBackward, [2, 2]),
@@ -357,7 +334,7 @@ fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whol
                 let batch = Batch::new(&ROWS, Device::Cpu);
                 let hidden = model.forward_no_grad(&batch).unwrap();
                 close(&what, &logits, &flat(&tch::no_grad(|| model.head().logits(&hidden)).unwrap()));
-                assert_eq!(written(&model, 1.0), replies, "{what}");
+                assert_eq!(written(&model), replies, "{what}");
             });
         }
     }
@@ -404,7 +381,7 @@ fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
         let model = CausalLm::load(folder.path(), &options(None)).unwrap();
         assert!(model.config().router_aux_loss_coef() > 0.3, "the auxiliary loss is on");
         let (loss, gradients) = step_with_experts(&model, &ProcessGroups::single());
-        let replies = written(&model, 1.0);
+        let replies = written(&model);
         // Sizes of data, expert, sequence and tensor; the last mesh has more ranks than there are rows.
         for (mesh, mode) in [
             ([1, 2, 1, 1], ""),
@@ -438,7 +415,7 @@ fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
                     close(&format!("{what}: the gradient of {parameter}"), whole, local);
                 }
                 assert_eq!(local_grads.len() < gradients.len(), mesh[1] > 1, "{what}");
-                assert_eq!(written(&model, 1.0), replies, "{what}");
+                assert_eq!(written(&model), replies, "{what}");
             });
         }
     }
@@ -592,37 +569,28 @@ fn a_split_reward_model_gives_the_values_of_the_whole() {
     }
 }
 
-/// Replies to three prompts, two at a time.
-fn written(model: &CausalLm, temperature: f64) -> Vec<Vec<i64>> {
-    let prompts: Vec<Vec<i64>> = vec![vec![5, 9, 41], vec![30], vec![1, 2, 3, 46, 8]];
-    let options = GenerationOptions {
-        sampling: SamplingParams { temperature, ..SamplingParams::default() },
-        max_new_tokens: 6,
-        stop_ids: vec![7],
-        seed: 3,
-        request_ids: RequestIds::From(0),
-        max_num_seqs: 2,
-    };
-    let listener = &mut |_: usize, _: i64| ControlFlow::Continue(());
-    let completions = generate::generate(model, &prompts, &options, listener).unwrap();
-    completions.into_iter().map(|completion| completion.ids).collect()
-}
-
-#[test]
-fn ranks_that_share_a_model_write_the_replies_of_the_whole() {
-    for name in ["llama", "gpt2", "bloom", "qwen3"] {
-        let replies = written;
-        let model = CausalLm::load(&golden_folder(name), &options(None)).unwrap();
-        let whole = [0.0, 1.0].map(|temperature| replies(&model, temperature));
-        for size in [2, 4] {
-            for sharded in on_ranks(size, Transport::Shared, |model_parallel| {
-                let model = CausalLm::load(&golden_folder(name), &options(Some(model_parallel))).unwrap();
-                [0.0, 1.0].map(|temperature| replies(&model, temperature))
-            }) {
-                assert_eq!(whole, sharded, "{name} on {size}");
-            }
+/// Greedy replies of six tokens to three prompts, of which each begins one step after the one before.
+fn written(model: &CausalLm) -> Vec<Vec<i64>> {
+    let prompts: [&[i64]; 3] = [&[5, 9, 41], &[30], &[1, 2, 3, 46, 8]];
+    let mut sequences: Vec<Vec<i64>> = prompts.map(<[i64]>::to_vec).into();
+    let pages = [[0], [1], [2]];
+    let mut cache = model.decoder().cache(3, 16);
+    for step in 0..8 {
+        let is_running = |&index: &usize| (index..index + 6).contains(&step);
+        let running: Vec<usize> = (0..3).filter(is_running).collect();
+        let row = |&index: &usize| {
+            let past = if step == index { 0 } else { sequences[index].len() - 1 };
+            let (tokens, outputs) = (&sequences[index][past..], Outputs::Last);
+            CachedRow { tokens, past, pages: &pages[index], outputs }
+        };
+        let rows: Vec<CachedRow<'_>> = running.iter().map(row).collect();
+        let hidden = model.step(&rows, &mut cache).unwrap();
+        let best = model.head().logits(&hidden).unwrap().argmax(-1, false);
+        for (&index, id) in running.iter().zip(Vec::<i64>::try_from(best).unwrap()) {
+            sequences[index].push(id);
         }
     }
+    sequences
 }
 
 #[test]

@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use models::batch::Batch;
+use models::cached_batch::{CachedRow, Outputs};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::model_parallel::ModelParallel;
 use parallel::Segmented;
@@ -44,13 +45,13 @@ fn best(model: &CausalLm, hidden: &Tensor) -> i64 {
 #[test]
 fn greedy_text_begins_as_published() {
     let Some(model) = load() else { return };
-    let mut cache = model.decoder().cache(1, 65);
+    let mut cache = model.decoder().cache(5, 16);
     let mut ids = vec![GREEDY[0]];
-    let mut hidden = model.prefill(&Batch::new(&[&ids], Device::Cpu), &mut cache, &[0]).unwrap();
     while ids.len() < GREEDY.len() {
-        let next = best(&model, &hidden);
-        ids.push(next);
-        hidden = model.decode(&Tensor::from_slice(&[next]), &mut cache).unwrap();
+        let past = ids.len() - 1;
+        let row = CachedRow { tokens: &ids[past..], past, pages: &[0, 1, 2, 3, 4], outputs: Outputs::Last };
+        let hidden = model.step(&[row], &mut cache).unwrap();
+        ids.push(best(&model, &hidden));
     }
     assert_eq!(ids, GREEDY);
 }

@@ -41,6 +41,9 @@ pub enum Error {
     /// An error of a model.
     #[error(transparent)]
     Models(#[from] models::Error),
+    /// An error of generation.
+    #[error(transparent)]
+    Inference(#[from] inference::Error),
     /// An error of the rows or the tokenizer.
     #[error(transparent)]
     Datasets(#[from] datasets::Error),
@@ -170,6 +173,7 @@ impl Error {
             Self::Gemini(error) => error.class(),
             Self::Parallel(error) => error.class(),
             Self::Models(error) => error.class(),
+            Self::Inference(error) => error.class(),
             Self::Datasets(error) => class_of_rows(error.class()),
             Self::Recorder(_) | Self::Tasks(_) | Self::TasksOnPart(_) => ErrorClass::OfSource,
             Self::Setting { .. }

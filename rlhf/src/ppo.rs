@@ -38,10 +38,10 @@ use std::time::Instant;
 
 use datasets::{PromptRow, Sampler, SamplerState, SftRow};
 use gemini::{Engine, TrainConfig, checkpoint};
+use inference::generate::{self, GenerationOptions, RequestIds};
+use inference::sample::SamplingParams;
 use models::batch::Batch;
-use models::generate::{self, GenerationOptions, RequestIds};
 use models::head::{self, LogprobsOptions, RowSums};
-use models::sample::SamplingParams;
 use parallel::{ProcessGroups, upload};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;

@@ -16,10 +16,11 @@
 use std::sync::Arc;
 
 use gemini::ChunkManager;
+use inference::generate::Completion;
+use inference::request::FinishReason;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::decoder::Decoder;
-use models::generate::{Completion, FinishReason};
 use models::head;
 use models::scalar_model::ScalarModel;
 use parallel::pipeline::forward_only;

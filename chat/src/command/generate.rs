@@ -4,9 +4,10 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use datasets::{Message, RowLocation};
+use inference::generate::{self, Completion, GenerationOptions, RequestIds};
+use inference::request::FinishReason;
+use inference::sample::SamplingParams;
 use models::causal_lm::CausalLm;
-use models::generate::{self, Completion, FinishReason, GenerationOptions, RequestIds};
-use models::sample::SamplingParams;
 use serde::Serialize;
 
 use crate::args::{GenerateArgs, SamplingArgs};
@@ -67,6 +68,7 @@ pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> Generatio
             temperature: arguments.temperature,
             top_k: arguments.top_k,
             top_p: arguments.top_p,
+            ..SamplingParams::default()
         },
         max_new_tokens: arguments.max_new_tokens.get(),
         stop_ids: if arguments.ignore_eos { Vec::new() } else { stop_ids },

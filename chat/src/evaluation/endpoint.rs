@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use datasets::Message;
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response, sha256};
-use models::generate::FinishReason;
+use inference::request::FinishReason;
 
 use crate::remote::{KeyChoice, RemoteError, RemoteModel, RemoteOptions};
 

@@ -14,11 +14,12 @@ use std::path::Path;
 
 use datasets::Tokenizer;
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response, move_trailing_space};
+use inference::generate::{self, GenerationOptions, RequestIds};
+use inference::request::FinishReason;
+use inference::sample::SamplingParams;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
-use models::generate::{self, FinishReason, GenerationOptions, RequestIds};
 use models::head;
-use models::sample::SamplingParams;
 use parallel::Segmented;
 use sha2::{Digest, Sha256};
 use tch::{Device, no_grad};
@@ -446,7 +447,7 @@ impl<'a> Engine<'a> {
             next = range.end;
             let sum: f64 = logprobs[range.clone()].iter().map(|&logprob| f64::from(logprob)).sum();
             if !sum.is_finite() {
-                return Err(models::Error::LogitsNotFinite { index: reader.request }.into());
+                return Err(inference::Error::LogitsNotFinite { index: reader.request }.into());
             }
             let is_greedy =
                 range.zip(&reader.targets).all(|(at, target)| best[sources[at] as usize] == *target);

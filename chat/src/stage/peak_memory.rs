@@ -12,6 +12,7 @@
 
 use datasets::dataset::TrainingRow;
 use gemini::TrainConfig;
+use inference::engine;
 use models::activations::ActivationMemory;
 use models::decoder::HeadKind;
 use parallel::{Axis, Mesh};
@@ -366,7 +367,8 @@ fn generation(
 ) -> RolloutTensors {
     let (architecture, memory) = (policy.config.architecture(), memory_of(mesh, policy));
     let capacity = capacity.min(architecture.max_positions as usize);
-    let kv_cache = replies * capacity * memory.cached_token() / mesh.size(Axis::Pipeline);
+    let kv_cache =
+        engine::cached_tokens(replies, capacity) * memory.cached_token() / mesh.size(Axis::Pipeline);
     // The sampler works on the logits of all replies in fp32.
     let logits = 3 * replies * architecture.vocab_size as usize * 4;
     let policy = if decodes_with_a_copy(config) { state.bytes.weights } else { 0 };

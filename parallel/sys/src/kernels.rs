@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`rms_norm`], [`rotary`], [`gated`] | any number, forward and backward, in fp32 and bfloat16 |
 //! | [`linear`] | few, in fp32 |
-//! | [`attention`] | one for each sequence, in fp32 |
+//! | [`attention`] | one for each sequence, in fp32 and bfloat16 |
 //!
 //! The first three round where the composed operations do.
 //!
@@ -29,6 +29,7 @@ pub mod attention;
 pub mod gated;
 mod lanes;
 pub mod linear;
+mod prefetch;
 pub mod rms_norm;
 pub mod rotary;
 
@@ -48,9 +49,17 @@ trait Number: Copy + Send + Sync {
     fn widen(self) -> f32;
     /// Rounds to nearest, ties to even.
     fn narrow(wide: f32) -> Self;
+    /// The numbers in fp32: the slice itself, or a copy in `memory`. `ahead` is the distance to numbers that
+    /// are fetched meanwhile, or 0 for none; the result has the distance that is left to fetch.
+    fn widened<'a>(numbers: &'a [Self], ahead: isize, memory: &'a mut Vec<f32>) -> (&'a [f32], isize);
 }
 
 impl Number for f32 {
+    #[inline(always)]
+    fn widened<'a>(numbers: &'a [Self], ahead: isize, _: &'a mut Vec<f32>) -> (&'a [f32], isize) {
+        (numbers, ahead)
+    }
+
     #[inline(always)]
     fn widen(self) -> f32 {
         self
@@ -63,6 +72,22 @@ impl Number for f32 {
 }
 
 impl Number for Bfloat16 {
+    #[inline(always)]
+    fn widened<'a>(numbers: &'a [Self], ahead: isize, memory: &'a mut Vec<f32>) -> (&'a [f32], isize) {
+        /// The numbers of a cache line.
+        const LINE: usize = 32;
+        memory.resize(numbers.len(), 0.0);
+        for (line, wide) in numbers.chunks(LINE).zip(memory.chunks_mut(LINE)) {
+            if ahead != 0 {
+                prefetch::prefetch(line.as_ptr().wrapping_offset(ahead).cast());
+            }
+            for (number, wide) in line.iter().zip(wide) {
+                *wide = number.widen();
+            }
+        }
+        (memory, 0)
+    }
+
     #[inline(always)]
     fn widen(self) -> f32 {
         Self::widen(self)

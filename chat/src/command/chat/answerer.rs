@@ -8,9 +8,12 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use datasets::{Message, Role};
+use inference::engine::{self, Engine, EngineOptions};
+use inference::generate;
+use inference::request::{FinishReason, Request};
+use inference::sample::SamplingParams;
+use inference::scheduler::Order;
 use models::causal_lm::CausalLm;
-use models::generate::{self, FinishReason, GenerationOptions, RequestIds};
-use models::sample::SamplingParams;
 use tui::chat::event::{ContextPolicy, Sampling};
 use tui::line::Statistics;
 
@@ -51,8 +54,14 @@ pub(super) type Listener<'a> = dyn FnMut(Update<'_>) -> ControlFlow<()> + 'a;
 
 /// A model that answers.
 pub(super) enum Answerer {
-    /// A model in this process, with the newest summary and the messages that it stands for.
-    Local { session: Box<Session<CausalLm>>, summary: Option<(Vec<Message>, String)> },
+    /// A model in this process.
+    Local {
+        session: Box<Session<CausalLm>>,
+        /// It keeps the keys and values of the conversation, so that each turn computes its new tokens alone.
+        engine: Option<Box<Engine>>,
+        /// The newest summary, and the messages that it stands for.
+        summary: Option<(Vec<Message>, String)>,
+    },
     /// A model behind an endpoint.
     Remote(RemoteModel),
 }
@@ -66,7 +75,7 @@ impl Answerer {
         let session = Box::new(Session::causal_lm(arguments)?);
         // A chat needs a tokenizer, and a template in it.
         session.tokenizer()?.encode_prompt(&[Message::user("?")])?;
-        Ok(Self::Local { session, summary: None })
+        Ok(Self::Local { session, engine: None, summary: None })
     }
 
     /// The context length in tokens, if known.
@@ -109,8 +118,9 @@ impl Answerer {
     /// The text that the model would get, and its length in tokens.
     pub(super) fn prompt(&mut self, question: &Question) -> anyhow::Result<(String, usize)> {
         match self {
-            Self::Local { session, summary } => {
-                let prompt = fitting_prompt(session, summary, question, &mut |_| ControlFlow::Continue(()))?;
+            Self::Local { session, engine, summary } => {
+                let mut listen = |_: Update<'_>| ControlFlow::Continue(());
+                let prompt = fitting_prompt(session, engine, summary, question, &mut listen)?;
                 let text = session.tokenizer()?.render(&prompt.messages, true)?.text;
                 Ok((text + &question.prefix, prompt.ids.len()))
             }
@@ -125,9 +135,9 @@ impl Answerer {
         listen: &mut Listener<'_>,
     ) -> anyhow::Result<Statistics> {
         match self {
-            Self::Local { session, summary } => {
-                let prompt = fitting_prompt(session, summary, question, listen)?;
-                write(session, &prompt, question, listen)
+            Self::Local { session, engine, summary } => {
+                let prompt = fitting_prompt(session, engine, summary, question, listen)?;
+                write(session, engine, &prompt, question, listen)
             }
             Self::Remote(model) => answer_remotely(model, question, listen),
         }
@@ -151,6 +161,7 @@ struct Prompt {
 /// Shortens the conversation until it fits.
 fn fitting_prompt(
     session: &Session<CausalLm>,
+    engine: &mut Option<Box<Engine>>,
     summary: &mut Option<(Vec<Message>, String)>,
     question: &Question,
     listen: &mut Listener<'_>,
@@ -169,7 +180,8 @@ fn fitting_prompt(
     }
     if question.policy == ContextPolicy::Stop {
         let longest = context as i64;
-        let error = anyhow::Error::from(models::Error::LongPrompt { index: 0, length: ids.len(), longest });
+        let error =
+            anyhow::Error::from(inference::Error::LongPrompt { index: 0, length: ids.len(), longest });
         return Err(error.context(
             "the context is full: /context drop leaves the oldest messages out, /new starts afresh",
         ));
@@ -188,7 +200,7 @@ fn fitting_prompt(
             continue;
         }
         if keeps_summary {
-            let text = summarized(session, summary, &question.messages[system..from], listen)?;
+            let text = summarized(session, engine, summary, &question.messages[system..from], listen)?;
             kept[system].content = format!("(What was said before: {text})\n\n{}", kept[system].content);
         }
         // The words around a summary count as well, and its text may have more tokens than were generated.
@@ -216,6 +228,7 @@ fn summary_tokens(context: i64) -> usize {
 /// out.
 fn summarized(
     session: &Session<CausalLm>,
+    engine: &mut Option<Box<Engine>>,
     summary: &mut Option<(Vec<Message>, String)>,
     messages: &[Message],
     listen: &mut Listener<'_>,
@@ -248,47 +261,69 @@ fn summarized(
         ids.len() <= room,
         "a message is too long to be summarized: /context drop leaves the oldest messages out"
     );
-    let options = GenerationOptions {
-        sampling: SamplingParams::greedy(),
+    let request = Request {
         max_new_tokens: summary_tokens(session.model.config().max_positions()),
-        stop_ids: session.stop_ids(),
-        seed: 0,
-        request_ids: RequestIds::From(0),
-        max_num_seqs: 1,
+        stop_ids: session.stop_ids().into(),
+        ..Request::new(ids.into(), SamplingParams::greedy())
     };
+    let engine = roomy_engine(session, engine, &request)?;
     let mut listen = |_: usize, _: i64| listen(Update::Piece { text: "", new_tokens: 0, rate: None });
-    let made = generate::generate(&session.model, &[ids], &options, &mut listen)?;
-    anyhow::ensure!(made[0].finish_reason != FinishReason::Interrupted, "stopped while summarizing");
-    let text = tokenizer.decode(&made[0].ids, true)?.trim().to_owned();
+    let made = generate::complete(engine, request, &mut listen)?;
+    anyhow::ensure!(made.finish_reason != FinishReason::Interrupted, "stopped while summarizing");
+    let text = tokenizer.decode(&made.ids, true)?.trim().to_owned();
     *summary = Some((messages.to_vec(), text.clone()));
     Ok(text)
+}
+
+/// An engine that has room for the request. The engine that is there goes on if it is large enough.
+fn roomy_engine<'a>(
+    session: &Session<CausalLm>,
+    engine: &'a mut Option<Box<Engine>>,
+    request: &Request,
+) -> anyhow::Result<&'a mut Engine> {
+    let longest = session.model.config().max_positions() as usize;
+    let needed = engine::cached_tokens(1, (request.prompt.len() + request.max_new_tokens).min(longest));
+    if engine.as_ref().is_none_or(|engine| engine.cached_tokens() < needed) {
+        // The conversation becomes longer, and a new engine computes it anew: it gets twice the room.
+        let options = EngineOptions {
+            sequences: 1,
+            cached_tokens: needed.next_power_of_two().min(engine::cached_tokens(1, longest)),
+            batched_tokens: engine::BATCHED_TOKENS,
+            order: Order::Arrival,
+        };
+        *engine = None;
+        *engine = Some(Box::new(Engine::new(&session.model, options)?));
+    }
+    Ok(engine.as_mut().expect("there is one"))
 }
 
 /// Generates an answer to a prompt of ids.
 fn write(
     session: &Session<CausalLm>,
+    engine: &mut Option<Box<Engine>>,
     prompt: &Prompt,
     question: &Question,
     listen: &mut Listener<'_>,
 ) -> anyhow::Result<Statistics> {
     let sampling = question.sampling;
-    let options = GenerationOptions {
-        sampling: SamplingParams {
-            temperature: sampling.temperature,
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-        },
-        max_new_tokens: sampling.max_new_tokens,
-        stop_ids: if question.ignore_eos { Vec::new() } else { session.stop_ids() },
-        seed: sampling.seed,
-        request_ids: RequestIds::From(0),
-        max_num_seqs: 1,
+    let sampling = SamplingParams {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k,
+        top_p: sampling.top_p,
+        ..SamplingParams::default()
+    };
+    let stop_ids = if question.ignore_eos { Vec::new() } else { session.stop_ids() };
+    let request = Request {
+        seed: question.sampling.seed,
+        max_new_tokens: question.sampling.max_new_tokens,
+        stop_ids: stop_ids.as_slice().into(),
+        ..Request::new(prompt.ids.as_slice().into(), sampling)
     };
     let _ = listen(Update::Started { prompt_tokens: prompt.ids.len() as u64, dropped: prompt.dropped });
 
     let mut stream = Stream::new(session, &question.prefix)?;
     let mut callback = |_: usize, id: i64| {
-        let text = if options.stop_ids.contains(&id) { Ok(String::new()) } else { stream.decoder.push(id) };
+        let text = if stop_ids.contains(&id) { Ok(String::new()) } else { stream.decoder.push(id) };
         stream.count();
         match text {
             Ok(text) => listen(stream.piece(&text)),
@@ -299,18 +334,17 @@ fn write(
             }
         }
     };
-    let prompts = [prompt.ids.clone()];
-    let made = generate::generate(&session.model, &prompts, &options, &mut callback)?;
+    let made = generate::complete(roomy_engine(session, engine, &request)?, request, &mut callback)?;
 
     let Stream { decoder, problem, clock, .. } = stream;
     if let Some(problem) = problem {
         return Err(problem.into());
     }
     let rest = decoder.finish()?;
-    let new_tokens = made[0].ids.len() as u64;
+    let new_tokens = made.ids.len() as u64;
     let _ = listen(Update::Piece { text: &rest, new_tokens, rate: clock.rate(new_tokens) });
     let context = session.model.config().max_positions() as u64;
-    Ok(clock.statistics(prompt.ids.len() as u64, new_tokens, context, made[0].finish_reason))
+    Ok(clock.statistics(prompt.ids.len() as u64, new_tokens, context, made.finish_reason))
 }
 
 /// An answer that is being decoded.

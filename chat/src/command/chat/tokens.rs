@@ -37,7 +37,7 @@ pub(super) fn report(
     let from = ids.iter().zip(&prompt).take_while(|(left, right)| left == right).count().max(1);
     let longest = model.1.model.config().max_positions();
     if ids.len() as i64 > longest {
-        return Err(models::Error::LongPrompt { index: 0, length: ids.len(), longest }.into());
+        return Err(inference::Error::LongPrompt { index: 0, length: ids.len(), longest }.into());
     }
     if let Some((name, other)) = reference {
         let sizes = [model.1, other].map(|session| session.model.config().vocab_size());

@@ -249,7 +249,7 @@ impl Models {
         let ids = session.tokenizer()?.encode_scored(messages)?;
         let longest = session.model.config().max_positions();
         if ids.len() as i64 > longest {
-            return Err(models::Error::LongPrompt { index: 0, length: ids.len(), longest }.into());
+            return Err(inference::Error::LongPrompt { index: 0, length: ids.len(), longest }.into());
         }
         let scores = Vec::<f32>::try_from(&rlhf::reward::score(&session.model, &[&ids])?)?;
         self.notice(format!("{wanted}: {:+.4}", scores[0]));

@@ -5,6 +5,7 @@
 //! bits.
 
 use super::LANES;
+use super::prefetch::prefetch;
 use crate::instruction_set::InstructionSet;
 
 /// Sixteen numbers.
@@ -55,20 +56,6 @@ pub(super) fn are_available() -> bool {
     InstructionSet::best() != InstructionSet::Build
 }
 
-/// Asks the processor to fetch the memory at `place` into its second-level cache. The first level has room
-/// for few requests, and then waits. `place` may lie outside of any tensor.
-#[inline(always)]
-pub(super) fn prefetch(place: *const f32) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which reads nothing.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(place.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
-}
-
 /// Runs a loop with the instructions of `set`, one of [`InstructionSet::available`] with [`Lanes`].
 pub(super) fn run(set: InstructionSet, lanes_loop: impl LanesLoop) {
     match set {
@@ -85,8 +72,8 @@ pub(super) fn run(set: InstructionSet, lanes_loop: impl LanesLoop) {
 /// Computes the products of `ROWS` rows of `x` with `COLUMNS` rows of `y`, at most four. Rows lie one after
 /// another and have `length` numbers each.
 ///
-/// Unless `ahead` is 0, the function fetches the memory from `ahead` numbers behind the start of `y` on, as
-/// much as `y` takes. It does so in the order of the addresses, which the prefetcher of a processor
+/// Unless `ahead` is 0, the function fetches the memory at the distance of `ahead` numbers from `y`, as much
+/// as `y` takes. It does so in the order of the addresses, which the prefetcher of a processor
 /// recognizes; the products read several rows at once, which it does not.
 ///
 /// # Safety
@@ -96,7 +83,7 @@ pub(super) unsafe fn dot_products<L: Lanes, const ROWS: usize, const COLUMNS: us
     x: &[f32],
     y: &[f32],
     length: usize,
-    ahead: usize,
+    ahead: isize,
 ) -> [[f32; COLUMNS]; ROWS] {
     assert!(x.len() == ROWS * length && y.len() == COLUMNS * length && COLUMNS <= 4, "whole rows");
     let (x, y) = (x.as_ptr(), y.as_ptr());
@@ -107,8 +94,9 @@ pub(super) unsafe fn dot_products<L: Lanes, const ROWS: usize, const COLUMNS: us
         for at in (0..whole).step_by(L::COUNT) {
             let (mut left, mut right) = ([L::splat(0.0); ROWS], [L::splat(0.0); COLUMNS]);
             for column in 0..COLUMNS {
-                if ahead > 0 {
-                    prefetch(y.wrapping_add(ahead + at * COLUMNS + column * L::COUNT));
+                if ahead != 0 {
+                    let place = (at * COLUMNS + column * L::COUNT) as isize;
+                    prefetch(y.wrapping_offset(ahead + place));
                 }
                 right[column] = L::load(y.add(column * length + at));
             }

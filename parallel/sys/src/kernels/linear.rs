@@ -21,7 +21,7 @@ const PRODUCTS_PER_SHARE: usize = 1 << 17;
 const BLOCK_BYTES: usize = 64 << 10;
 /// How many numbers of the matrix are fetched ahead: 16 KiB. Memory gives some 4 KiB in the time that a
 /// request takes (35 GB/s, 100 ns), and every second-level cache has room for several times as much.
-const FETCHED_AHEAD: usize = 4096;
+const FETCHED_AHEAD: isize = 4096;
 
 /// Computes `x W^T` `[N, out]` from a few rows `x` `[N, in]` and the matrix `weight` `[out, in]`, fp32. The
 /// matrix or its transpose is contiguous. The bits of a row do not depend on the other rows.

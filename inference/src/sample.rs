@@ -2,8 +2,9 @@
 //!
 //! The temperature divides the logits. Top-k keeps the `k` largest. Top-p (nucleus sampling) then keeps the
 //! smallest set of most likely tokens whose probabilities reach `p` (Holtzman et al. 2020, arXiv 1904.09751),
-//! which always contains the most likely token. The kept tokens are renormalized, and one uniform number
-//! draws from them by inverting the cumulative sum. Temperature 0 takes the largest logit; ties go to the
+//! which always contains the most likely token. Min-p keeps the tokens with at least the fraction `p` of the
+//! largest probability (Nguyen et al. 2024, arXiv 2407.01082). The kept tokens are renormalized, and one uniform
+//! number draws from them by inverting the cumulative sum. Temperature 0 takes the largest logit; ties go to the
 //! lowest id. On the host, thresholds are found by partial selection, so nothing of vocabulary size is
 //! sorted. On a GPU ([`SamplingParams::sample_rows`]), the same steps run on all rows at once, and only the
 //! sampled tokens leave it. Every request has its own generator, so a reply does not depend on the other
@@ -29,11 +30,28 @@ pub struct SamplingParams {
     pub top_k: usize,
     /// Keeps the most likely tokens that together reach this probability; 1 keeps all.
     pub top_p: f64,
+    /// Keeps the tokens with at least this fraction of the largest probability; 0 keeps all.
+    pub min_p: f64,
+    /// Divides the positive logits of the tokens of prompt and reply, and multiplies the negative ones; 1
+    /// changes none (Keskar et al. 2019, arXiv 1909.05858, section 4.1).
+    pub repetition_penalty: f64,
+    /// Subtracted from the logits of the tokens of the reply (`OpenAI`'s API).
+    pub presence_penalty: f64,
+    /// Subtracted from the logits of the tokens of the reply, once for each time that they are there (`OpenAI`'s API).
+    pub frequency_penalty: f64,
 }
 
 impl Default for SamplingParams {
     fn default() -> Self {
-        Self { temperature: 1.0, top_k: 0, top_p: 1.0 }
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+        }
     }
 }
 
@@ -68,7 +86,23 @@ impl SamplingParams {
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return refuse("top_p", self.top_p, "must be more than 0 and at most 1");
         }
-        Ok(())
+        if !(0.0..=1.0).contains(&self.min_p) {
+            return refuse("min_p", self.min_p, "must be between 0 and 1");
+        }
+        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
+            return refuse("repetition_penalty", self.repetition_penalty, "must be more than 0");
+        }
+        let penalties =
+            [("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)];
+        match penalties.into_iter().find(|(_, value)| !(-2.0..=2.0).contains(value)) {
+            Some((key, value)) => refuse(key, value, "must be between -2 and 2"),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the tokens of prompt and reply change the logits.
+    pub fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
     /// The generator of request `index` under `seed`.
@@ -151,6 +185,15 @@ impl SamplingParams {
 
     /// The [threshold](Self::threshold) of each row of `weights` `[B, V]`, as `[B, 1]`; `None` to keep all.
     fn row_thresholds(&self, weights: &Tensor, total: &Tensor) -> Option<Tensor> {
+        let min_p = || Tensor::full([weights.size()[0], 1], self.min_p, (weights.kind(), weights.device()));
+        match self.row_thresholds_of_top(weights, total) {
+            Some(thresholds) => Some(thresholds.clamp_min(self.min_p)),
+            None => (self.min_p > 0.0).then(min_p),
+        }
+    }
+
+    /// The row thresholds of top-k and top-p.
+    fn row_thresholds_of_top(&self, weights: &Tensor, total: &Tensor) -> Option<Tensor> {
         let wants_k = self.top_k > 0 && (self.top_k as i64) < weights.size()[1];
         if !wants_k && self.top_p >= 1.0 {
             return None;
@@ -172,10 +215,16 @@ impl SamplingParams {
         Some(sorted.gather(1, &cutoff.clamp_max(sorted.size()[1] - 1), false))
     }
 
-    /// The top-k and top-p filter: the smallest unnormalized weight that both keep, or 0 to keep all. Equal
-    /// weights are kept together.
-    /// transformers: `TopKLogitsWarper`, `TopPLogitsWarper`; vLLM: `apply_top_k_top_p`.
+    /// The filter: the smallest unnormalized weight that top-k, top-p and min-p keep, or 0 to keep all. The
+    /// largest weight is 1. Equal weights are kept together.
+    /// transformers: `TopKLogitsWarper`, `TopPLogitsWarper`, `MinPLogitsWarper`.
     fn threshold(&self, weights: &[f32], total: f64) -> f32 {
+        self.threshold_of_top(weights, total).max(self.min_p as f32)
+    }
+
+    /// The threshold of top-k and top-p.
+    /// vLLM: `apply_top_k_top_p`.
+    fn threshold_of_top(&self, weights: &[f32], total: f64) -> f32 {
         let descending = |left: &f32, right: &f32| right.total_cmp(left);
         let wants_k = self.top_k > 0 && self.top_k < weights.len();
         let mut threshold = 0.0;
@@ -297,6 +346,18 @@ mod tests {
     }
 
     #[test]
+    fn min_p_keeps_a_fraction_of_the_largest_probability() {
+        // A quarter of 0.5 is 0.125, which all tokens have; of a little more, two have it.
+        let frequencies_with = |min_p| {
+            let sampling = SamplingParams { min_p, ..SamplingParams::default() };
+            frequencies(sampling, &logits(), 40_000)
+        };
+        expect(&frequencies_with(0.249), &[0.5, 0.25, 0.125, 0.125]);
+        expect(&frequencies_with(0.251), &[2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
+        expect(&frequencies_with(1.0), &[1.0, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
     fn greedy_takes_the_first_of_equals_and_reports_its_logprob() {
         let mut generator = SamplingParams::generator(0, 0);
         let drawn = SamplingParams::greedy()
@@ -346,8 +407,10 @@ mod tests {
             (1.0, 9, 0.5),
             (2.0, 1, 0.1),
             (1.0, 500, 1.0),
+            (1.0, 0, 0.99),
         ] {
-            let sampling = SamplingParams { temperature, top_k, top_p };
+            let min_p = if top_k == 0 { 0.05 } else { 0.0 };
+            let sampling = SamplingParams { temperature, top_k, top_p, min_p, ..SamplingParams::default() };
             let generators = || (0..rows as u64).map(|row| SamplingParams::generator(7, row));
             let draws: Vec<f64> = generators().map(|mut generator| generator.random()).collect();
             let at_once = sampling.sample_rows(&tensor, &draws);

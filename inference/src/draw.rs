@@ -1,0 +1,162 @@
+//! Draws the next tokens of all replies of a step.
+
+use std::collections::BTreeMap;
+
+use parallel::softmax::RowWeights;
+use parallel::upload;
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+use tch::{Device, Tensor};
+
+use crate::adjust::Adjustments;
+use crate::logprobs;
+use crate::request::{ReplyId, Request, TopLogprob};
+use crate::sample::{SampledToken, SamplingParams};
+use crate::scheduler::StepPlan;
+
+/// The samplers of all replies.
+#[derive(Debug, Default)]
+pub(crate) struct Sampler {
+    replies: BTreeMap<ReplyId, ReplySampler>,
+    /// Working memory: the logits of a step on the host, and the weights of a row.
+    host_logits: Vec<f32>,
+    row: RowWeights,
+}
+
+/// How the tokens of one reply are drawn.
+#[derive(Debug)]
+struct ReplySampler {
+    params: SamplingParams,
+    generator: ChaCha8Rng,
+    adjustments: Option<Adjustments>,
+    top_logprobs: usize,
+}
+
+/// A token of a reply.
+pub(crate) struct Drawn {
+    pub(crate) reply: ReplyId,
+    /// `None` if the logits are not finite.
+    pub(crate) token: Option<SampledToken>,
+    /// The most likely tokens in its place, best first.
+    pub(crate) top: Vec<TopLogprob>,
+}
+
+/// A reply, and the row of the logits from which its token is drawn.
+type Place = (usize, ReplyId);
+
+impl Sampler {
+    /// Prepares the replies of a request.
+    pub(crate) fn add(&mut self, request: &Request) {
+        for sample in 0..request.samples {
+            let sampler = ReplySampler {
+                params: request.sampling,
+                generator: SamplingParams::generator(request.seed, request.stream + u64::from(sample)),
+                adjustments: Adjustments::new(request),
+                top_logprobs: request.top_logprobs,
+            };
+            self.replies.insert(ReplyId { request: request.id, sample }, sampler);
+        }
+    }
+
+    /// Forgets a reply.
+    pub(crate) fn finish(&mut self, reply: ReplyId) {
+        self.replies.remove(&reply);
+    }
+
+    /// Forgets the replies of a request.
+    pub(crate) fn forget(&mut self, request: u64) {
+        let all = ReplyId { request, sample: 0 }..=ReplyId { request, sample: u32::MAX };
+        let replies: Vec<ReplyId> = self.replies.range(all).map(|(&reply, _)| reply).collect();
+        for reply in replies {
+            self.finish(reply);
+        }
+    }
+
+    /// How many of the most likely tokens a request wants with each token.
+    pub(crate) fn top_logprobs(&self, request: u64) -> usize {
+        let mut replies = self.replies.range(ReplyId { request, sample: 0 }..);
+        replies
+            .next()
+            .filter(|(reply, _)| reply.request == request)
+            .map_or(0, |(_, reply)| reply.top_logprobs)
+    }
+
+    /// Draws the tokens of a plan from the logits `[M, V]`, fp32, of its slices that draw, in the order of the
+    /// plan. The logits of replies with penalties or a bias change in place.
+    pub(crate) fn draw(&mut self, plan: &StepPlan, logits: &Tensor) -> Vec<Drawn> {
+        let slices = plan.slices.iter().filter(|slice| slice.draws > 0).enumerate();
+        let places: Vec<Place> = slices
+            .flat_map(|(row, slice)| (0..slice.draws).map(move |draw| (row, slice.drawn_reply(draw))))
+            .collect();
+        self.adjust(&places, logits);
+        let tokens = if logits.device() == Device::Cpu {
+            self.draw_on_host(&places, logits)
+        } else {
+            self.draw_on_device(&places, logits)
+        };
+
+        let mut drawn = Vec::with_capacity(places.len());
+        for ((row, reply), token) in places.into_iter().zip(tokens) {
+            let mut top = Vec::new();
+            if let (Some(sampler), Some(token)) = (self.replies.get_mut(&reply), token) {
+                sampler.adjustments.iter_mut().for_each(|adjustments| adjustments.push(token.id));
+                let (count, temperature) = (sampler.top_logprobs, sampler.params.temperature);
+                top = logprobs::top(&logits.narrow(0, row as i64, 1), count, temperature).remove(0);
+            }
+            drawn.push(Drawn { reply, token, top });
+        }
+        drawn
+    }
+
+    /// The samples of a request that begin have one row of logits, which is adjusted once.
+    fn adjust(&self, places: &[Place], logits: &Tensor) {
+        let rows = places.chunk_by(|left, right| left.0 == right.0).map(|samples| samples[0]);
+        for (row, reply) in rows {
+            let sampler = self.replies.get(&reply);
+            if let Some(adjustments) = sampler.and_then(|sampler| sampler.adjustments.as_ref()) {
+                adjustments.apply(&logits.get(row as i64));
+            }
+        }
+    }
+
+    fn draw_on_host(&mut self, places: &[Place], logits: &Tensor) -> Vec<Option<SampledToken>> {
+        let (width, count) = (logits.size()[1] as usize, logits.numel());
+        self.host_logits.resize(count, 0.0);
+        logits.copy_data(&mut self.host_logits, count);
+        let draw = |(row, reply): &Place| {
+            let logits = &self.host_logits[row * width..(row + 1) * width];
+            let ReplySampler { params, generator, .. } = self.replies.get_mut(reply)?;
+            params.sample(logits, generator, &mut self.row)
+        };
+        places.iter().map(draw).collect()
+    }
+
+    /// Replies with the same parameters are drawn together.
+    fn draw_on_device(&mut self, places: &[Place], logits: &Tensor) -> Vec<Option<SampledToken>> {
+        let mut groups: Vec<(SamplingParams, Vec<usize>)> = Vec::new();
+        for (index, (_, reply)) in places.iter().enumerate() {
+            let Some(ReplySampler { params, .. }) = self.replies.get(reply) else { continue };
+            match groups.iter_mut().find(|(other, _)| other == params) {
+                Some((_, members)) => members.push(index),
+                None => groups.push((*params, vec![index])),
+            }
+        }
+
+        let mut tokens = vec![None; places.len()];
+        for (params, members) in groups {
+            let rows: Vec<i64> = members.iter().map(|&index| places[index].0 as i64).collect();
+            let uniform = |&index: &usize| {
+                let reply = self.replies.get_mut(&places[index].1);
+                reply.map_or(0.0, |reply| reply.generator.random())
+            };
+            let uniform: Vec<f64> = members.iter().map(uniform).collect();
+            let is_in_place = rows.iter().copied().eq(0..logits.size()[0]);
+            let selected = || logits.index_select(0, &upload(&rows, logits.device()));
+            let logits = if is_in_place { logits.shallow_clone() } else { selected() };
+            for (index, token) in members.into_iter().zip(params.sample_rows(&logits, &uniform)) {
+                tokens[index] = token;
+            }
+        }
+        tokens
+    }
+}

@@ -1,0 +1,244 @@
+//! Runs requests on a model, step by step. Requests may come and go between any two steps.
+
+use std::ops::Range;
+
+use models::cache::KvCache;
+use models::cached_batch::{CachedRow, Outputs};
+use models::causal_lm::CausalLm;
+use parallel::upload;
+use tch::{Kind, Tensor, no_grad};
+
+use crate::draw::{Drawn, Sampler};
+use crate::pages::PageTable;
+use crate::request::{Event, Failure, ReplyId, Request};
+use crate::scheduler::{Counts, Limits, NoRoom, Order, Scheduler, Slice, StepPlan};
+use crate::{Error, logprobs};
+
+/// The tokens of a page. A small page wastes little memory at the end of a sequence and shares more of a
+/// prefix; 16 is vLLM's value.
+const PAGE_SIZE: usize = 16;
+/// The usual number of tokens of a step: vLLM's `max_num_batched_tokens`. It bounds the activations of a step; a
+/// matrix product of as many rows no longer waits for its weights on any processor.
+pub const BATCHED_TOKENS: usize = 2048;
+
+/// The sizes of an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// The most replies that are under way at once.
+    pub sequences: usize,
+    /// The number of tokens for which the KV cache has room.
+    pub cached_tokens: usize,
+    /// The most tokens of a step.
+    pub batched_tokens: usize,
+    /// The order of the waiting requests.
+    pub order: Order,
+}
+
+/// The pages of `sequences` sequences of at most `longest` tokens, in tokens.
+pub fn cached_tokens(sequences: usize, longest: usize) -> usize {
+    sequences * longest.next_multiple_of(PAGE_SIZE)
+}
+
+/// A model with a KV cache, and the requests that it works on.
+/// vLLM: `LLMEngine`.
+#[derive(Debug)]
+pub struct Engine {
+    model: CausalLm,
+    cache: KvCache,
+    scheduler: Scheduler,
+    sampler: Sampler,
+}
+
+impl Engine {
+    /// An engine over the weights of `model`, which it shares.
+    pub fn new(model: &CausalLm, options: EngineOptions) -> Result<Self, Error> {
+        let model = model.for_decoding()?;
+        let num_pages = options.cached_tokens.div_ceil(PAGE_SIZE).max(1);
+        let mut pages = PageTable::new(PAGE_SIZE);
+        pages.grow(num_pages);
+        let limits = Limits {
+            batched_tokens: options.batched_tokens,
+            sequences: options.sequences.max(1),
+            positions: model.config().max_positions() as usize,
+            splits_prompts: model.decoder().can_continue_rows(),
+        };
+        Ok(Self {
+            cache: model.decoder().cache(num_pages, PAGE_SIZE),
+            model,
+            scheduler: Scheduler::new(limits, options.order, pages),
+            sampler: Sampler::default(),
+        })
+    }
+
+    /// The number of tokens for which the KV cache has room.
+    pub fn cached_tokens(&self) -> usize {
+        self.scheduler.pages().len() * PAGE_SIZE
+    }
+
+    /// Adds a request. It wants between one sample and as many as may be under way, at least one new token, and
+    /// no request in the engine has its id. Returns an error if its prompt or its sampling is not valid; the
+    /// index in the error is the id.
+    pub fn add(&mut self, request: Request) -> Result<(), Error> {
+        let is_possible = (1..=self.scheduler.limits().sequences as u32).contains(&request.samples);
+        assert!(is_possible && request.max_new_tokens > 0, "the request can be answered: {request:?}");
+        request.sampling.check()?;
+        self.check_tokens(&request.prompt, request.id as usize)?;
+        self.check_bias(&request.logit_bias)?;
+        self.sampler.add(&request);
+        self.scheduler.add(request);
+        Ok(())
+    }
+
+    fn check_tokens(&self, prompt: &[i64], index: usize) -> Result<(), Error> {
+        let (vocab_size, longest) = (self.model.config().vocab_size(), self.model.config().max_positions());
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt { index });
+        }
+        if prompt.len() as i64 >= longest {
+            return Err(Error::LongPrompt { index, length: prompt.len(), longest });
+        }
+        match prompt.iter().find(|id| !(0..vocab_size).contains(*id)) {
+            Some(&id) => Err(Error::TokenOutsideVocabulary { index, id, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_bias(&self, bias: &[(i64, f32)]) -> Result<(), Error> {
+        let vocab_size = self.model.config().vocab_size();
+        match bias.iter().find(|(id, _)| !(0..vocab_size).contains(id)) {
+            Some(&(id, _)) => Err(Error::BiasOutsideVocabulary { id, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a request; no more events of it come. Returns whether there was such a request.
+    pub fn abort(&mut self, request: u64) -> bool {
+        self.sampler.forget(request);
+        self.scheduler.abort(request)
+    }
+
+    /// Ends one reply that has begun, and lets the other samples of its request go on.
+    pub fn abort_reply(&mut self, reply: ReplyId) -> bool {
+        let is_aborted = self.scheduler.abort_reply(reply);
+        if is_aborted {
+            self.sampler.finish(reply);
+        }
+        is_aborted
+    }
+
+    /// Whether all requests have ended.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle()
+    }
+
+    /// What was computed so far.
+    pub fn counts(&self) -> Counts {
+        self.scheduler.counts()
+    }
+
+    /// Runs the next tokens of some requests, and appends what happened to `events`. A request that fails does
+    /// so alone.
+    pub fn step(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        let plan = loop {
+            match self.scheduler.schedule() {
+                Ok(plan) => break plan,
+                Err(NoRoom { request, needed, pages }) => {
+                    self.abort(request);
+                    events.push(Event::Failed { request, failure: Failure::NoRoom { needed, pages } });
+                }
+            }
+        };
+        if plan.slices.is_empty() {
+            return Ok(());
+        }
+
+        for &(from, to) in &plan.copies {
+            self.cache.copy_page(from, to);
+        }
+        let rows: Vec<CachedRow<'_>> = plan.slices.iter().map(cached_row).collect();
+        let hidden = self.model.step(&rows, &mut self.cache)?;
+        self.score_prompts(&plan, &hidden, events)?;
+        let ids = self.draw_tokens(&plan, &hidden, events)?;
+        for finished in self.scheduler.complete(&plan, &ids) {
+            self.sampler.finish(finished.sequence);
+            events.push(Event::Finished { reply: finished.sequence, reason: finished.reason });
+        }
+        Ok(())
+    }
+
+    /// The log-probabilities of the tokens of prompts that the plan wants, from its outputs `[M, H]`.
+    fn score_prompts(&self, plan: &StepPlan, hidden: &Tensor, events: &mut Vec<Event>) -> Result<(), Error> {
+        for (slice, outputs) in outputs(plan).filter(|(slice, _)| !slice.scored.is_empty()) {
+            let request = slice.sequence.request;
+            let (first, count) = (outputs.start + slice.scored_after, slice.scored.len());
+            let hidden = hidden.narrow(0, first as i64, count as i64);
+            let top = self.sampler.top_logprobs(request);
+            let found = logprobs::of_prompt(&self.model, &hidden, &slice.scored, top)?;
+            events.push(Event::Prompt { request, logprobs: found.targets, top: found.top });
+        }
+        Ok(())
+    }
+
+    /// Draws the tokens of a plan from its outputs `[M, H]`, and returns their ids. A request whose logits are
+    /// not finite ends here; its ids are not looked at.
+    fn draw_tokens(
+        &mut self,
+        plan: &StepPlan,
+        hidden: &Tensor,
+        events: &mut Vec<Event>,
+    ) -> Result<Vec<i64>, Error> {
+        let last =
+            |(slice, outputs): (&Slice, Range<usize>)| (slice.draws > 0).then(|| outputs.end as i64 - 1);
+        let rows: Vec<i64> = outputs(plan).filter_map(last).collect();
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let logits = no_grad(|| {
+            let is_whole = rows.len() as i64 == hidden.size()[0];
+            let selected = || hidden.index_select(0, &upload(&rows, hidden.device()));
+            let hidden = if is_whole { hidden.shallow_clone() } else { selected() };
+            self.model.head().logits(&hidden)
+        })?;
+        let logits = logits.to_kind(Kind::Float).contiguous();
+
+        let mut ids = Vec::new();
+        for Drawn { reply, token, top } in self.sampler.draw(plan, &logits) {
+            ids.push(token.map_or(0, |token| token.id));
+            match token {
+                Some(token) => events.push(Event::Token { reply, token, top }),
+                None if self.abort(reply.request) => {
+                    let failure = Failure::LogitsNotFinite;
+                    events.push(Event::Failed { request: reply.request, failure });
+                }
+                None => {}
+            }
+        }
+        Ok(ids)
+    }
+}
+
+/// The slices of a plan, each with the indices of its outputs.
+fn outputs(plan: &StepPlan) -> impl Iterator<Item = (&Slice, Range<usize>)> {
+    plan.slices.iter().scan(0, |end, slice| {
+        let start = *end;
+        *end += match cached_row(slice).outputs {
+            Outputs::None => 0,
+            Outputs::Last => 1,
+            Outputs::All => slice.tokens.len(),
+        };
+        Some((slice, start..*end))
+    })
+}
+
+fn cached_row(slice: &Slice) -> CachedRow<'_> {
+    CachedRow {
+        tokens: &slice.tokens,
+        past: slice.first,
+        pages: &slice.pages,
+        outputs: match slice.draws {
+            _ if !slice.scored.is_empty() => Outputs::All,
+            0 => Outputs::None,
+            _ => Outputs::Last,
+        },
+    }
+}

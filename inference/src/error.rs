@@ -1,0 +1,96 @@
+//! The errors of generation.
+
+use parallel::ErrorClass;
+
+/// The error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
+pub enum Error {
+    /// A sampling setting is out of range.
+    #[error("{key} = {value}: {wanted}")]
+    Sampling {
+        /// The setting.
+        key: &'static str,
+        value: f64,
+        /// The valid range.
+        wanted: &'static str,
+    },
+    /// A prompt has no tokens.
+    #[error("prompt {} has no tokens: give it at least one", index + 1)]
+    EmptyPrompt {
+        /// The index of the prompt, from 0.
+        index: usize,
+    },
+    /// A prompt leaves no room for a reply.
+    #[error(
+        "prompt {} has {length} tokens, and this model takes at most {longest} with the reply: shorten it",
+        index + 1
+    )]
+    LongPrompt {
+        /// The index of the prompt, from 0.
+        index: usize,
+        /// The number of tokens of the prompt.
+        length: usize,
+        /// The maximum sequence length of the model.
+        longest: i64,
+    },
+    /// A prompt contains a token outside the model's vocabulary.
+    #[error(
+        "prompt {} holds the token {id}, and the model's vocabulary ends before {vocab_size}: \
+         use the tokenizer that belongs to this model",
+        index + 1
+    )]
+    TokenOutsideVocabulary {
+        /// The index of the prompt, from 0.
+        index: usize,
+        /// The token.
+        id: i64,
+        /// The size of the vocabulary.
+        vocab_size: i64,
+    },
+    /// A bias is for a token outside the model's vocabulary.
+    #[error("logit_bias: the token {id} is not in the model's vocabulary, which ends before {vocab_size}")]
+    BiasOutsideVocabulary {
+        /// The token.
+        id: i64,
+        /// The size of the vocabulary.
+        vocab_size: i64,
+    },
+    /// Logits are not finite.
+    #[error(
+        "the output of the model for row {} is not finite (NaN or infinity), although its weights are: values \
+         overflow in this dtype; use --dtype float32, or check the run that trained the model",
+        index + 1
+    )]
+    LogitsNotFinite {
+        /// The index of the prompt, from 0.
+        index: usize,
+    },
+    /// The ranks of one model drew different tokens.
+    #[error(
+        "the {ranks} ranks that share this model sampled different tokens; they must run the same program on the same kind of machine"
+    )]
+    RanksDiverged { ranks: usize },
+    /// An error of the model.
+    #[error(transparent)]
+    Models(#[from] models::Error),
+    /// An error of the crate `parallel`.
+    #[error(transparent)]
+    Parallel(#[from] parallel::Error),
+}
+
+impl Error {
+    /// The class of this error. Most errors are about a prompt.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Models(error) => error.class(),
+            Self::Parallel(error) => error.class(),
+            Self::RanksDiverged { .. } => ErrorClass::Failed,
+            Self::Sampling { .. } | Self::BiasOutsideVocabulary { .. } => ErrorClass::Usage,
+            Self::LogitsNotFinite { .. } => ErrorClass::Diverged,
+            Self::EmptyPrompt { .. } | Self::LongPrompt { .. } | Self::TokenOutsideVocabulary { .. } => {
+                ErrorClass::Data
+            }
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Generation: requests in, replies out, as token ids.
+//!
+//! ```text
+//! requests ──> Scheduler ──plan──> Decoder::step ──logits──> SamplingParams ──tokens──> events
+//!                 ^   └─ PageTable                                              │
+//!                 └─────────────────────────────────────────────────────────────┘
+//! ```
+//! The [`scheduler`] decides which tokens a step computes, and into which [`pages`] of the KV cache their keys
+//! and values go. The [`engine`] runs the plan on a model and draws the tokens.
+//! [`generate()`](generate::generate) runs an engine until a batch of prompts has its replies. This crate knows
+//! nothing about tokenizers, templates and losses.
+
+mod adjust;
+mod draw;
+pub mod engine;
+pub mod error;
+pub mod generate;
+mod logprobs;
+pub mod pages;
+pub mod request;
+pub mod sample;
+pub mod scheduler;
+
+pub use error::Error;
