@@ -4,9 +4,9 @@
 
 For each seed the demo runs once, unless --demo names the folder of one that has run. Every algorithm then starts from its
 SFT model and learns from its pairs, with the same number of steps and rows. Its learning rate is the one of RATES whose
-model answers most training questions of the first seed. The verifier counts exact matches of greedy answers to the
-held-out questions, and how often the model finds the better one of two held-out replies more likely. The difference to SFT
-is paired by question. Standard library only; results that are there already are not made again.
+model answers most training questions of the first seed, with sampled answers. The verifier counts exact matches of greedy
+and of sampled answers to the held-out questions, and how often the model finds the better one of two held-out replies more
+likely. Standard library only; results that are there already are not made again.
 """
 
 import argparse
@@ -35,7 +35,9 @@ COMMON = [
     "train.steps=300", "train.micro_batch_size=64", "train.warmup_steps=20", "train.scheduler=linear", "log.every=10",
     "checkpoint.every=0",
 ]
-TASKS = "world,world_preference"
+TASKS = "world,world_sampled,world_preference"
+# Of the training questions, which are many.
+LIMIT = 2000
 
 
 def main():
@@ -95,12 +97,12 @@ def train(options, label, seed, demo, stage, settings, rate):
     return run
 
 
-def evaluate(options, label, models, data):
+def evaluate(options, label, models, data, *words):
     """The scores of the models by name and task."""
     out = options.work / f"eval-{label}"
     if not (out / "results.json").exists():
         folders = ",".join(map(str, models.values()))
-        program(options, f"eval-{label}.log", "eval", "--model", folders, "--tasks", TASKS, "--data", data, "--output", out)
+        program(options, f"eval-{label}.log", "eval", "--model", folders, "--tasks", TASKS, "--data", data, "--output", out, *words)
     results = json.loads((out / "results.json").read_text())
     # The models are in the order in which they were named. Of several metrics of a task the first one counts.
     found = zip(models, results["models"], strict=True)
@@ -108,7 +110,7 @@ def evaluate(options, label, models, data):
 
 
 def choose_rates(options, seed, demo):
-    """For each algorithm, the exact matches of training questions by learning rate. No held-out question is asked."""
+    """For each algorithm, the exact matches of sampled answers by learning rate. No held-out question is asked."""
     data = options.work / "training-questions/data"
     data.mkdir(parents=True, exist_ok=True)
     shutil.copy(demo / "data/prompts.parquet", data / "heldout.parquet")
@@ -118,8 +120,8 @@ def choose_rates(options, seed, demo):
         for rate in RATES:
             run = train(options, f"rate-{name.lower()}-{rate}", seed, demo, stage, settings, rate)
             models[name, rate] = run / "final"
-    scores = evaluate(options, "rates", models, data.parent)
-    exact = lambda name, rate: scores[name, rate]["world"]["value"]
+    scores = evaluate(options, "rates", models, data.parent, "--limit", LIMIT)
+    exact = lambda name, rate: scores[name, rate]["world_sampled"]["value"]
     return {name: {rate: exact(name, rate) for rate in RATES} for name, _, _ in ALGORITHMS}
 
 
@@ -178,28 +180,41 @@ def page(rows, seeds, sweep, rates):
         "# Algorithms of preference learning, compared", "",
         "`bench/preference.py` makes this page. Do not edit it by hand.", "",
         "Every algorithm starts from the SFT model of the demo (0.92 million parameters) and learns from the same pairs:",
-        f"`{' '.join(COMMON)}`. PPO learns from its own replies and the reward model of these pairs, as in the demo. Exact",
-        "matches are of greedy answers to 1,000 held-out questions, by the verifier; preferences are how often the model finds",
-        "the better one of two held-out replies more likely. Percent, with 95 % intervals: of a seed by its questions, of the",
-        "means by the seeds. Seconds are of all steps, and the peak is of the process; PPO includes its reward model.", "",
-        "| algorithm | " + " | ".join(f"exact match, seed {seed}" for seed in seeds)
-        + " | mean | above SFT | preferences | seconds | peak, MiB |",
-        "|---" * (len(seeds) + 6) + "|",
+        f"`{' '.join(COMMON)}`. PPO learns from its own replies and the reward model of these pairs, with the settings of the",
+        "demo. The verifier counts exact matches of the answers to 1,000 held-out questions. Percent, with 95 % intervals: of a",
+        "seed by its questions, of the means by the seeds.", "",
     ]
-    sft = {row["seed"]: value(row, "world") for row in of("SFT")}
+    for task, title in (("world_sampled", "Sampled answers"), ("world", "Greedy answers")):
+        lines += [
+            f"## {title}", "",
+            "| algorithm | " + " | ".join(f"seed {seed}" for seed in seeds) + " | mean | above SFT |",
+            "|---" * (len(seeds) + 3) + "|",
+        ]
+        sft = {row["seed"]: value(row, task) for row in of("SFT")}
+        for name in names:
+            cells = [percent(row["scores"][task]) for row in of(name)]
+            exact = mean_and_interval([value(row, task) for row in of(name)])
+            above = mean_and_interval([value(row, task) - sft[row["seed"]] for row in of(name)]) if name != "SFT" else ""
+            lines.append(f"| {name} | " + " | ".join(cells) + f" | {exact} | {above} |")
+        lines.append("")
+
+    lines += [
+        "## Preferences, time and memory", "",
+        "Preferences are how often a model finds the better one of two held-out replies more likely. Seconds are of all steps,",
+        "and the peak is of the process; PPO includes its reward model.", "",
+        "| algorithm | preferences | seconds | peak, MiB |", "|---|---|---|---|",
+    ]
     for name in names:
-        cells = [percent(row["scores"]["world"]) for row in of(name)]
-        exact = mean_and_interval([value(row, "world") for row in of(name)])
-        above = mean_and_interval([value(row, "world") - sft[row["seed"]] for row in of(name)]) if name != "SFT" else ""
         likely = mean_and_interval([value(row, "world_preference") for row in of(name)])
         costs = [row["cost"] for row in of(name) if row["cost"]]
         seconds = f"{sum(cost['seconds'] for cost in costs) / len(costs):.0f}" if costs else ""
         peak = max((cost["peak"] for cost in costs), default="")
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {exact} | {above} | {likely} | {seconds} | {peak} |")
+        lines.append(f"| {name} | {likely} | {seconds} | {peak} |")
 
     lines += [
         "", "## Learning rates", "",
-        f"The rate of an algorithm is the one whose model answers most training questions of seed {seeds[0]}, in percent of all:", "",
+        f"The rate of an algorithm is the one whose model gives most sampled answers to {LIMIT:,} training questions of seed",
+        f"{seeds[0]} right. In percent:", "",
         "| algorithm | settings | " + " | ".join(RATES) + " |", "|---" * (len(RATES) + 2) + "|",
     ]
     for name, _, settings in ALGORITHMS:
