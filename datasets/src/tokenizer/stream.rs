@@ -13,7 +13,43 @@ impl Tokenizer {
     pub fn stream_decoder(&self, skip_special: bool) -> StreamDecoder<'_> {
         StreamDecoder { tokenizer: self, skip_special, ids: Vec::new(), window: 0, shown: 0, given: 0 }
     }
+
+    /// Creates a decoder for ids that continue `before`, whose text is not returned. The first token keeps its
+    /// leading space.
+    pub fn stream_decoder_after(&self, before: &[i64], skip_special: bool) -> Result<StreamDecoder<'_>> {
+        // A token depends on the few before it, and not on the beginning of a long text.
+        let mut width = CONTEXT;
+        loop {
+            let start = before.len().saturating_sub(width);
+            let ids = &before[start..];
+            let mut shown = ids.len();
+            let mut text = self.decode(ids, skip_special)?;
+            // The next token may complete a character of the last ones.
+            while text.ends_with(char::REPLACEMENT_CHARACTER) && shown > 0 {
+                shown -= 1;
+                text = self.decode(&ids[..shown], skip_special)?;
+            }
+            // The first of them may be the middle of a character.
+            let is_whole = shown > 0 && !text.starts_with(char::REPLACEMENT_CHARACTER);
+            if is_whole || start == 0 {
+                let (ids, given) = (ids.to_vec(), text.len());
+                return Ok(StreamDecoder { tokenizer: self, skip_special, ids, window: 0, shown, given });
+            }
+            width *= 2;
+        }
+    }
+
+    /// The text that a token adds to a text. A leading space is part of it, which [`decode`](Self::decode)
+    /// drops with some tokenizers.
+    pub fn token_text(&self, id: i64) -> Result<String> {
+        let alone = self.decode(&[id], false)?;
+        let twice = self.decode(&[id, id], false)?;
+        Ok(twice.strip_prefix(&alone).map(str::to_owned).unwrap_or(alone))
+    }
 }
+
+/// The number of tokens before the first one that may change its text, unless they begin within a character.
+const CONTEXT: usize = 8;
 
 /// Decodes ids to text as they arrive.
 #[derive(Clone, Debug)]

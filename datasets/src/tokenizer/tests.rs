@@ -69,7 +69,20 @@ fn check_stream(tokenizer: &Tokenizer, ids: &[i64]) {
         let mut text: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
         assert!(!text.ends_with('\u{fffd}'));
         text.push_str(&stream.finish().unwrap());
-        assert_eq!(text, tokenizer.decode(ids, skip).unwrap(), "{ids:?}");
+        let whole = tokenizer.decode(ids, skip).unwrap();
+        assert_eq!(text, whole, "{ids:?}");
+
+        // After any of the ids, the others add the rest of the text, with the space between.
+        for cut in 0..ids.len() {
+            let before = tokenizer.decode(&ids[..cut], skip).unwrap();
+            let Some(rest) = whole.strip_prefix(&before).filter(|_| !before.ends_with('\u{fffd}')) else {
+                continue;
+            };
+            let mut stream = tokenizer.stream_decoder_after(&ids[..cut], skip).unwrap();
+            let mut text: String = ids[cut..].iter().map(|&id| stream.push(id).unwrap()).collect();
+            text.push_str(&stream.finish().unwrap());
+            assert_eq!(text, rest, "{ids:?} after {cut}");
+        }
     }
 }
 
