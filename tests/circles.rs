@@ -12,12 +12,13 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// The roots of the crates.
-const ROOTS: [&str; 11] = [
+const ROOTS: [&str; 12] = [
     "parallel/sys/src/lib.rs",
     "parallel/src/lib.rs",
     "gemini/src/lib.rs",
     "models/src/lib.rs",
     "inference/src/lib.rs",
+    "serve/src/lib.rs",
     "datasets/src/lib.rs",
     "rlhf/src/lib.rs",
     "eval/src/lib.rs",

@@ -48,7 +48,7 @@ const ALLOWED: [(&str, &str); 30] = [
 fn tensors_are_placed_on_purpose() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut used = Vec::new();
-    for crate_name in ["parallel", "gemini", "models", "inference", "rlhf", "eval", "chat"] {
+    for crate_name in ["parallel", "gemini", "models", "inference", "serve", "rlhf", "eval", "chat"] {
         for file in sources(&root.join(crate_name).join("src")) {
             let name = file.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
             let text = std::fs::read_to_string(&file).unwrap();
@@ -121,7 +121,8 @@ const RIDDLES: [&str; 4] = ["That of ", "Those of ", "of so many", "stands for t
 fn comments_name_their_nouns() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut found = Vec::new();
-    for crate_name in ["parallel", "gemini", "models", "inference", "datasets", "rlhf", "eval", "tui", "chat"]
+    for crate_name in
+        ["parallel", "gemini", "models", "inference", "datasets", "serve", "rlhf", "eval", "tui", "chat"]
     {
         for file in sources(&root.join(crate_name).join("src")) {
             let text = std::fs::read_to_string(&file).unwrap();

@@ -44,6 +44,9 @@ mod chat;
 // A chat with a model of a server.
 mod endpoint;
 
+// Models behind a server of this program.
+mod serve;
+
 // What a machine must have.
 mod doctor;
 

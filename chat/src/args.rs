@@ -7,6 +7,7 @@ mod eval;
 mod home;
 mod model;
 mod runs;
+mod serve;
 mod train;
 
 use std::ffi::OsString;
@@ -30,6 +31,7 @@ pub(crate) use model::{
 pub(crate) use runs::{
     ReportArgs, RunsCommand, RunsCompareArgs, RunsLsArgs, RunsPlotArgs, RunsShowArgs, WatchArgs,
 };
+pub(crate) use serve::ServeArgs;
 pub(crate) use train::{DemoArgs, Goal, InitArgs, LaunchArgs, PlanArgs, RunLength, StageCommand, TrainArgs};
 
 /// Trains a language model by supervised fine-tuning, a reward model and PPO, and talks with the result.
@@ -138,6 +140,15 @@ Examples:
   colossal-chat chat --model http://127.0.0.1:8000/v1
   echo 'What is 3 + 4?' | colossal-chat chat --model runs/ppo/final")]
     Chat(ChatArgs),
+    /// Answer requests over HTTP, in the form of OpenAI's API, and show a chat page.
+    #[command(after_help = "\
+Only this machine can reach the server, unless --host says otherwise, which needs a key. The page is at http://127.0.0.1:8000/.
+
+Examples:
+  colossal-chat serve --model runs/ppo/final
+  colossal-chat serve --model base=runs/sft/final,better=runs/ppo/final --port 8001
+  colossal-chat serve --model runs/ppo/final --host 0.0.0.0 --api-key-file keys.txt")]
+    Serve(ServeArgs),
     /// Watch a running or finished run: curves, samples, processes, hints; pause it, save, stop it.
     #[command(after_help = "\
 Closing the dashboard leaves the run alone. The key ? lists the keys. Off a terminal, every row is one line.

@@ -15,6 +15,7 @@ mod plan;
 mod report;
 mod reward;
 pub(crate) mod runs;
+mod serve;
 mod train;
 mod train_ui;
 mod watch;
@@ -56,6 +57,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Logprobs(arguments) => logprobs::run(&arguments),
         Command::Reward(arguments) => reward::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
+        Command::Serve(arguments) => serve::run(&arguments),
         Command::Data(command) => data::run(&command),
         Command::Model(command) => model::run(&command),
         Command::Doctor(arguments) => doctor::run(&arguments),

@@ -69,6 +69,7 @@ fn class_of(cause: &(dyn StdError + 'static)) -> Option<ErrorClass> {
         .or_else(|| cause.downcast_ref().map(RemoteError::class))
         .or_else(|| cause.downcast_ref().map(rlhf::Error::class))
         .or_else(|| cause.downcast_ref().map(gemini::Error::class))
+        .or_else(|| cause.downcast_ref().map(serve::Error::class))
         .or_else(|| cause.downcast_ref().map(inference::Error::class))
         .or_else(|| cause.downcast_ref().map(models::Error::class))
         .or_else(|| cause.downcast_ref().map(parallel::Error::class))

@@ -42,6 +42,12 @@ impl<M> Session<M> {
         self.tokenizer.as_ref().map(|tokenizer| tokenizer.decode(ids, true)).transpose()
     }
 
+    /// The model and its tokenizer. Returns an error if the model folder has no tokenizer.
+    pub(crate) fn into_parts(self) -> Result<(M, Tokenizer), datasets::Error> {
+        let Self { model, tokenizer, folder } = self;
+        Ok((model, tokenizer.ok_or(datasets::Error::TokenizerMissing { folder })?))
+    }
+
     fn load(
         arguments: &ModelArgs,
         local: LocalRank,

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use models::batch::Batch;
 use models::cache::KvCache;
 use models::cached_batch::{CachedRow, Outputs};
 use models::causal_lm::CausalLm;
-use parallel::upload;
+use parallel::{Segmented, upload};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::draw::{Drawn, Sampler};
@@ -32,6 +33,17 @@ pub struct EngineOptions {
     pub batched_tokens: usize,
     /// The order of the waiting requests.
     pub order: Order,
+}
+
+/// What an engine works on at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// The sequences that have pages.
+    pub running: usize,
+    /// The sequences that wait for room.
+    pub waiting: usize,
+    /// The tokens for which the pages in use have room.
+    pub cached_tokens: usize,
 }
 
 /// The pages of `sequences` sequences of at most `longest` tokens, in tokens.
@@ -129,6 +141,30 @@ impl Engine {
     /// Whether all requests have ended.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
+    }
+
+    /// What the engine works on.
+    pub fn load(&self) -> Load {
+        let (running, waiting) = self.scheduler.num_sequences();
+        Load { running, waiting, cached_tokens: self.scheduler.pages().num_used() * PAGE_SIZE }
+    }
+
+    /// Goes on with the weights of another model of the same architecture. What was computed with the old ones
+    /// is computed again; the tokens that were drawn stay.
+    pub fn reload_weights(&mut self, model: &CausalLm) -> Result<(), Error> {
+        self.model = model.for_decoding()?;
+        self.scheduler.suspend();
+        Ok(())
+    }
+
+    /// The final hidden state of the last token of each row, `[B, H]`. The requests of the engine wait meanwhile.
+    /// The index in an error is that of the row.
+    pub fn embed(&self, rows: &[&[i64]]) -> Result<Tensor, Error> {
+        for (index, row) in rows.iter().enumerate() {
+            self.check_tokens(row, index)?;
+        }
+        let batch = Batch::new(rows, self.model.device()).with_last_outputs();
+        Ok(no_grad(|| self.model.forward_no_grad(&batch))?)
     }
 
     /// What was computed so far.

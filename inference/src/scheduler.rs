@@ -157,6 +157,11 @@ impl Scheduler {
         self.limits
     }
 
+    /// The numbers of sequences that have pages, and that wait.
+    pub fn num_sequences(&self) -> (usize, usize) {
+        (self.running.len(), self.waiting.len())
+    }
+
     /// The pages.
     pub fn pages(&self) -> &PageTable {
         &self.pages

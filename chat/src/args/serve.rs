@@ -1,0 +1,49 @@
+//! The flags of `serve`.
+
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::config::DeviceSetting;
+use crate::config::section::Dtype;
+
+/// `serve`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Model folders or hub names, each as NAME=DIR or DIR. Requests ask for a model by its name.
+    #[arg(long, value_name = "[NAME=]DIR", value_delimiter = ',', required = true)]
+    pub(crate) model: Vec<String>,
+    /// The numbers that the weights are held in.
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
+    pub(crate) dtype: Dtype,
+    /// Where the models compute: auto, cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
+    pub(crate) device: DeviceSetting,
+    /// A built-in chat template, or Jinja source [default: each model's own].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) template: Option<String>,
+    /// The address on which the server listens.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// The port; 0 takes a free one.
+    #[arg(long, value_name = "PORT", default_value_t = 8000)]
+    pub(crate) port: u16,
+    /// A file with one key in each line. Keys may also be in `COLOSSAL_CHAT_SERVE_KEYS`, parted by commas.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Replies of a model that are in work at once.
+    #[arg(long, value_name = "N", default_value = "32")]
+    pub(crate) max_num_seqs: NonZeroUsize,
+    /// Tokens for which the KV cache of a model has room. A prompt with its reply may be that long, if the model
+    /// takes it.
+    #[arg(long, value_name = "N", default_value = "32768")]
+    pub(crate) kv_cache_tokens: NonZeroUsize,
+    /// Requests of a model that are in work or wait; more are refused with 429.
+    #[arg(long, value_name = "N", default_value = "256")]
+    pub(crate) max_requests: NonZeroUsize,
+    /// The most seconds that requests may go on after the first signal to stop.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub(crate) drain: u64,
+}

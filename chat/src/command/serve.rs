@@ -1,0 +1,154 @@
+//! `serve`: answers requests over HTTP.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use inference::engine::{self, EngineOptions};
+use inference::scheduler::Order;
+use models::config::Config;
+use serve::{Keys, LanguageModel, Limits, LoadedModel, Options, RewardModel, ServedModel};
+
+use crate::args::{ModelArgs, ServeArgs};
+use crate::config::ConfigError;
+use crate::console::print_stderr;
+use crate::evaluation::model::check_folder;
+use crate::session::Session;
+use crate::{interrupt, model_folder};
+
+/// The variable with keys.
+const KEYS_VARIABLE: &str = "COLOSSAL_CHAT_SERVE_KEYS";
+/// How often the server looks whether it is to stop.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Serves models until a signal stops it.
+pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<()> {
+    let models = models(arguments)?;
+    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let defaults = Limits::default();
+    let options = Options {
+        address: SocketAddr::new(arguments.host, arguments.port),
+        keys: keys(arguments.api_key_file.as_deref())?,
+        limits: Limits {
+            requests: arguments.max_requests.get(),
+            samples: defaults.samples.min(arguments.max_num_seqs.get() as u32),
+            ..defaults
+        },
+        engine: EngineOptions {
+            sequences: arguments.max_num_seqs.get(),
+            cached_tokens: arguments.kv_cache_tokens.get(),
+            batched_tokens: engine::BATCHED_TOKENS,
+            order: Order::Arrival,
+        },
+        drain: Duration::from_secs(arguments.drain),
+    };
+    let has_keys = !options.keys.is_empty();
+
+    let _graceful = interrupt::enter_graceful();
+    let stop = async {
+        while !interrupt::is_stop_requested() {
+            serve::pause(SIGNAL_INTERVAL).await;
+        }
+    };
+    serve::run(models, options, stop, |address| print_stderr(&welcome(address, &names, has_keys)))?;
+    Ok(())
+}
+
+/// What a user sees once the port is open.
+fn welcome(address: SocketAddr, names: &[String], has_keys: bool) -> String {
+    let key = if has_keys { " -H \"Authorization: Bearer $KEY\"" } else { "" };
+    let name = &names[0];
+    format!(
+        "the models {} are being loaded; the chat page is at http://{address}/\n\
+         curl http://{address}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n  \
+         -d '{{\"model\": \"{name}\", \"messages\": [{{\"role\": \"user\", \"content\": \"What is 3 + 4?\"}}]}}'",
+        names.join(", ")
+    )
+}
+
+/// The models with their names, of which no two are the same.
+fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
+    let mut models: Vec<ServedModel> = Vec::new();
+    for given in &arguments.model {
+        let (name, folder) = match given.split_once('=') {
+            Some((name, folder)) => (name.to_owned(), folder),
+            None => (default_name(given), given.as_str()),
+        };
+        let refuse = |problem: String| {
+            Err(ConfigError::Argument { argument: format!("--model {given}"), problem }.into())
+        };
+        if name.is_empty() || folder.is_empty() {
+            return refuse("give NAME=DIR or DIR".to_owned());
+        }
+        if models.iter().any(|model| model.name == name) {
+            return refuse(format!("two models have the name `{name}`: give NAME=DIR"));
+        }
+        // What can be known is checked before the port is open.
+        let found = model_folder::find(folder)?;
+        check_folder(&found, &Config::from_folder(&found)?)?;
+        let model_arguments = ModelArgs {
+            model: found.display().to_string(),
+            dtype: arguments.dtype,
+            device: arguments.device,
+            template: arguments.template.clone(),
+        };
+        let told = name.clone();
+        let load = move || {
+            let loaded = load(&model_arguments)?;
+            print_stderr(&format!("the model {told} is loaded"));
+            Ok(loaded)
+        };
+        models.push(ServedModel { name, load: Box::new(load) });
+    }
+    Ok(models)
+}
+
+/// The name of a model whose user gave none: the folder, or the run whose model the folder holds, or the hub name.
+fn default_name(given: &str) -> String {
+    let path = Path::new(given);
+    if !path.is_dir() {
+        return given.to_owned();
+    }
+    let parts: Vec<String> =
+        path.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
+    match parts.as_slice() {
+        [.., run, last] if last == "final" => run.clone(),
+        [.., last] => last.clone(),
+        [] => given.to_owned(),
+    }
+}
+
+/// Loads a language model, or a reward model if the folder holds one.
+fn load(arguments: &ModelArgs) -> Result<LoadedModel, String> {
+    let load = || -> anyhow::Result<LoadedModel> {
+        if Config::from_folder(Path::new(&arguments.model))?.is_sequence_classification() {
+            let (model, tokenizer) = Session::scalar_model(arguments)?.into_parts()?;
+            return Ok(LoadedModel::Reward(RewardModel { model, tokenizer }));
+        }
+        let session = Session::causal_lm(arguments)?;
+        let stop_ids = session.stop_ids();
+        let (model, tokenizer) = session.into_parts()?;
+        Ok(LoadedModel::Language(LanguageModel { model, tokenizer, stop_ids }))
+    };
+    load().map_err(|error| error.to_string())
+}
+
+/// The keys of the file and of the environment.
+fn keys(file: Option<&Path>) -> anyhow::Result<Keys> {
+    let mut text = String::new();
+    if let Some(file) = file {
+        text = std::fs::read_to_string(file).map_err(|source| ConfigError::Argument {
+            argument: format!("--api-key-file {}", file.display()),
+            problem: source.to_string(),
+        })?;
+    }
+    if let Ok(keys) = std::env::var(KEYS_VARIABLE) {
+        text = format!("{text}\n{}", keys.replace(',', "\n"));
+    }
+    let keys = Keys::parse(&text);
+    if keys.is_empty() && file.is_some() {
+        let argument = format!("--api-key-file {}", file.unwrap_or(Path::new("")).display());
+        return Err(ConfigError::Argument { argument, problem: "the file has no key".to_owned() }.into());
+    }
+    Ok(keys)
+}

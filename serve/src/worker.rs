@@ -1,0 +1,363 @@
+//! The thread that owns a model. The HTTP side sends commands through a channel, and each request gets its
+//! answer through a bounded channel of its own: a client that does not read loses its request, and costs no
+//! memory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
+
+use datasets::{StreamDecoder, Tokenizer};
+use inference::engine::Engine;
+use inference::request::{Event, Failure, FinishReason, ReplyId, Request, TopLogprob};
+use models::scalar_model::ScalarModel;
+use tch::{Kind, Tensor};
+use tokio::sync::mpsc::Sender;
+
+use crate::error::ApiError;
+use crate::metrics::{Metrics, ModelLabel, ReasonLabel, observe};
+use crate::stops::StopText;
+
+/// What the thread is asked.
+pub(crate) enum Command {
+    /// Answer a request.
+    Generate(Job),
+    /// End a request, which may have ended already.
+    Abort(u64),
+    /// Make one vector of each row of tokens.
+    Pool(PoolJob),
+    /// Load the weights again. The answer says what went wrong.
+    Reload(tokio::sync::oneshot::Sender<Result<(), String>>),
+}
+
+/// A request with the way back.
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    pub(crate) text: TextOptions,
+    pub(crate) pieces: Sender<Piece>,
+    pub(crate) arrived: Instant,
+    /// Counts the request until it has ended.
+    pub(crate) ticket: Ticket,
+}
+
+/// How the tokens of a reply become text.
+#[derive(Clone, Debug)]
+pub(crate) struct TextOptions {
+    /// The strings before which a reply ends.
+    pub(crate) stops: Vec<String>,
+    /// Whether the reply goes on with the text of the prompt: then its first token keeps a leading space.
+    pub(crate) continues_prompt: bool,
+}
+
+/// Rows of tokens, of each of which a model makes one vector: its final hidden state, or its score.
+pub(crate) struct PoolJob {
+    pub(crate) rows: Vec<Vec<i64>>,
+    pub(crate) answer: tokio::sync::oneshot::Sender<Result<Vec<Vec<f32>>, ApiError>>,
+    /// Counts the request until it has ended.
+    pub(crate) _ticket: Ticket,
+}
+
+/// A part of an answer.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    /// The log-probabilities of the next tokens of the prompt, from the second one on.
+    Prompt { logprobs: Vec<f32>, top: Vec<Vec<TopLogprob>> },
+    /// A sample has one more token. The text may be empty.
+    Token { sample: u32, text: String, token: TokenLogprob },
+    /// A sample has ended. `text` is its last text.
+    Finished { sample: u32, text: String, reason: FinishReason },
+    /// The request has failed.
+    Failed(ApiError),
+}
+
+/// A token of a reply with its log-probability, and the most likely tokens in its place.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenLogprob {
+    pub(crate) id: i64,
+    pub(crate) logprob: f32,
+    pub(crate) top: Vec<TopLogprob>,
+}
+
+/// Counts one request among those that are under way or wait.
+pub(crate) struct Ticket(Arc<AtomicUsize>);
+
+impl Ticket {
+    /// A ticket, unless `limit` of them are out.
+    pub(crate) fn take(open: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
+        let one_more = |count| (count < limit).then_some(count + 1);
+        open.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
+        Some(Self(Arc::clone(open)))
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A request that the engine works on.
+struct Running<'a> {
+    pieces: Sender<Piece>,
+    stop_ids: Arc<[i64]>,
+    /// The samples that have not ended.
+    samples: BTreeMap<u32, Reply<'a>>,
+    arrived: Instant,
+    last_token: Option<Instant>,
+    _ticket: Ticket,
+}
+
+/// A reply that is being written.
+struct Reply<'a> {
+    decoder: StreamDecoder<'a>,
+    stops: StopText,
+}
+
+/// The work of the thread.
+pub(crate) struct Worker<'a> {
+    engine: Engine,
+    tokenizer: &'a Tokenizer,
+    running: BTreeMap<u64, Running<'a>>,
+    metrics: &'a Metrics,
+    label: ModelLabel,
+    events: Vec<Event>,
+    /// What the engine had counted when the metrics were last brought up to date.
+    counted: inference::scheduler::Counts,
+}
+
+/// Loads the weights again, into an engine.
+pub(crate) type Reload<'a> = dyn FnMut(&mut Engine) -> Result<(), String> + 'a;
+
+impl<'a> Worker<'a> {
+    pub(crate) fn new(
+        engine: Engine,
+        tokenizer: &'a Tokenizer,
+        metrics: &'a Metrics,
+        label: ModelLabel,
+    ) -> Self {
+        let counted = engine.counts();
+        Self { engine, tokenizer, running: BTreeMap::new(), metrics, label, events: Vec::new(), counted }
+    }
+
+    /// Works until nobody can send commands any more and all requests have ended.
+    pub(crate) fn run(
+        mut self,
+        commands: &Receiver<Command>,
+        reload: &mut Reload<'_>,
+    ) -> Result<(), inference::Error> {
+        loop {
+            if self.engine.is_idle() {
+                let Ok(command) = commands.recv() else { return Ok(()) };
+                self.handle(command, reload);
+            }
+            while let Ok(command) = commands.try_recv() {
+                self.handle(command, reload);
+            }
+            let mut events = std::mem::take(&mut self.events);
+            self.engine.step(&mut events)?;
+            events.drain(..).for_each(|event| self.pass_on(event));
+            self.events = events;
+            self.update_metrics();
+        }
+    }
+
+    fn handle(&mut self, command: Command, reload: &mut Reload<'_>) {
+        match command {
+            Command::Generate(job) => self.start(job),
+            Command::Abort(id) => self.cancel(id),
+            Command::Pool(PoolJob { rows, answer, .. }) => {
+                let embed = |rows: &[&[i64]]| self.engine.embed(rows).map_err(|error| error.to_string());
+                let _ = answer.send(pool(&rows, embed));
+            }
+            Command::Reload(answer) => {
+                let _ = answer.send(reload(&mut self.engine));
+            }
+        }
+    }
+
+    fn start(&mut self, job: Job) {
+        let Job { request, text, pieces, arrived, ticket } = job;
+        let (id, stop_ids) = (request.id, Arc::clone(&request.stop_ids));
+        let before = if text.continues_prompt { &*request.prompt } else { &[] };
+        let decoder = match self.tokenizer.stream_decoder_after(before, true) {
+            Ok(decoder) => decoder,
+            Err(error) => {
+                let _ = pieces.try_send(Piece::Failed(ApiError::body(error.to_string())));
+                return;
+            }
+        };
+        let reply = || Reply { decoder: decoder.clone(), stops: StopText::new(text.stops.clone()) };
+        let samples = (0..request.samples).map(|sample| (sample, reply())).collect();
+        if let Err(error) = self.engine.add(request) {
+            let _ = pieces.try_send(Piece::Failed(ApiError::body(error.to_string())));
+            return;
+        }
+        let running = Running { pieces, stop_ids, samples, arrived, last_token: None, _ticket: ticket };
+        self.running.insert(id, running);
+    }
+
+    /// Ends a request whose client went away.
+    fn cancel(&mut self, id: u64) {
+        if self.running.remove(&id).is_some() {
+            self.engine.abort(id);
+            self.metrics.cancelled.get_or_create(&self.label).inc();
+        }
+    }
+
+    fn pass_on(&mut self, event: Event) {
+        match event {
+            Event::Prompt { request, logprobs, top } => self.send(request, Piece::Prompt { logprobs, top }),
+            Event::Token { reply, token, top } => {
+                let token_logprob = TokenLogprob { id: token.id, logprob: token.logprob, top };
+                self.pass_token_on(reply, token_logprob);
+            }
+            Event::Finished { reply, reason } => self.finish(reply, reason),
+            Event::Failed { request, failure } => {
+                let message = match failure {
+                    Failure::LogitsNotFinite => {
+                        "the output of the model is not finite: values overflow in its dtype".to_owned()
+                    }
+                    Failure::NoRoom { needed, pages } => {
+                        format!(
+                            "the reply needs {needed} pages of the KV cache, which has {pages}: raise --kv-cache-tokens"
+                        )
+                    }
+                };
+                self.send(request, Piece::Failed(ApiError::failed(message)));
+                self.running.remove(&request);
+            }
+        }
+    }
+
+    fn pass_token_on(&mut self, reply: ReplyId, token: TokenLogprob) {
+        let Some(running) = self.running.get_mut(&reply.request) else { return };
+        self.metrics.generation_tokens.get_or_create(&self.label).inc();
+        let now = Instant::now();
+        match running.last_token.replace(now) {
+            Some(before) if running.samples.len() == 1 => {
+                observe(&self.metrics.time_per_output_token, &self.label, now - before);
+            }
+            Some(_) => {}
+            None => observe(&self.metrics.time_to_first_token, &self.label, now - running.arrived),
+        }
+
+        let Some(writer) = running.samples.get_mut(&reply.sample) else { return };
+        let is_stop = running.stop_ids.contains(&token.id);
+        let text = if is_stop { Ok(String::new()) } else { writer.decoder.push(token.id) };
+        let (text, has_ended) = match text {
+            Ok(text) => writer.stops.push(&text),
+            Err(problem) => {
+                self.send(reply.request, Piece::Failed(ApiError::failed(problem.to_string())));
+                return self.cancel(reply.request);
+            }
+        };
+        self.send(reply.request, Piece::Token { sample: reply.sample, text, token });
+        if has_ended && self.engine.abort_reply(reply) {
+            self.end(reply, String::new(), FinishReason::Stop);
+        }
+    }
+
+    /// Ends a reply that the engine has ended.
+    fn finish(&mut self, reply: ReplyId, reason: FinishReason) {
+        let Some(running) = self.running.get_mut(&reply.request) else { return };
+        let Some(writer) = running.samples.remove(&reply.sample) else { return };
+        let Reply { decoder, mut stops } = writer;
+        // The rest is an incomplete character, or text that might have become a stop string.
+        let rest = decoder.finish().unwrap_or_default();
+        let (text, has_ended) = stops.push(&rest);
+        let text = if has_ended { text } else { text + &stops.finish() };
+        let reason = if has_ended { FinishReason::Stop } else { reason };
+        self.end(reply, text, reason);
+    }
+
+    /// Notes the end of a reply, and of its request after the last one.
+    fn end(&mut self, reply: ReplyId, text: String, reason: FinishReason) {
+        let finished_reason = match reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Interrupted => "abort",
+        };
+        let label = ReasonLabel {
+            model_name: self.label.model_name.clone(),
+            finished_reason: finished_reason.to_owned(),
+        };
+        self.metrics.finished.get_or_create(&label).inc();
+        self.send(reply.request, Piece::Finished { sample: reply.sample, text, reason });
+        let Some(running) = self.running.get_mut(&reply.request) else { return };
+        running.samples.remove(&reply.sample);
+        if running.samples.is_empty() {
+            observe(&self.metrics.request_seconds, &self.label, running.arrived.elapsed());
+            self.running.remove(&reply.request);
+        }
+    }
+
+    /// Sends a piece. A client that is gone, or does not read, loses its request.
+    fn send(&mut self, request: u64, piece: Piece) {
+        let Some(running) = self.running.get(&request) else { return };
+        if running.pieces.try_send(piece).is_err() {
+            self.cancel(request);
+        }
+    }
+
+    fn update_metrics(&mut self) {
+        let counts = self.engine.counts();
+        let (metrics, label) = (self.metrics, &self.label);
+        metrics.prompt_tokens.get_or_create(label).inc_by(counts.prefilled - self.counted.prefilled);
+        metrics.shared_prompt_tokens.get_or_create(label).inc_by(counts.shared - self.counted.shared);
+        metrics.preemptions.get_or_create(label).inc_by(counts.preempted - self.counted.preempted);
+        self.counted = counts;
+        let load = self.engine.load();
+        metrics.requests_running.get_or_create(label).set(load.running as i64);
+        metrics.requests_waiting.get_or_create(label).set(load.waiting as i64);
+        metrics.cached_tokens_used.get_or_create(label).set(load.cached_tokens as i64);
+    }
+}
+
+/// Scores rows with a reward model, until nobody can send commands any more.
+pub(crate) fn run_reward_model(
+    mut model: ScalarModel,
+    commands: &Receiver<Command>,
+    reload: &mut dyn FnMut() -> Result<ScalarModel, String>,
+) {
+    while let Ok(command) = commands.recv() {
+        match command {
+            Command::Generate(job) => {
+                let _ =
+                    job.pieces.try_send(Piece::Failed(ApiError::failed("a reward model writes no replies")));
+            }
+            Command::Abort(_) => {}
+            Command::Pool(PoolJob { rows, answer, .. }) => {
+                let score = |rows: &[&[i64]]| {
+                    let scores = rlhf::reward::score(&model, rows).map_err(|error| error.to_string())?;
+                    Ok(scores.unsqueeze(1))
+                };
+                let _ = answer.send(pool(&rows, score));
+            }
+            Command::Reload(answer) => {
+                let _ = answer.send(reload().map(|again| model = again));
+            }
+        }
+    }
+}
+
+/// One vector for each row, from a function that gives `[B, width]` for a few rows.
+fn pool(
+    rows: &[Vec<i64>],
+    compute: impl Fn(&[&[i64]]) -> Result<Tensor, String>,
+) -> Result<Vec<Vec<f32>>, ApiError> {
+    let mut vectors = Vec::with_capacity(rows.len());
+    // Row by row: rows of a request are few, and the longest of them decides what memory they take.
+    for row in rows {
+        let vector = compute(&[row.as_slice()]).map_err(ApiError::body)?;
+        let vector = Vec::<f32>::try_from(vector.to_kind(Kind::Float).reshape([-1]));
+        let vector = vector.map_err(|error| ApiError::failed(error.to_string()))?;
+        if vector.iter().any(|number| !number.is_finite()) {
+            return Err(ApiError::failed(
+                "the output of the model is not finite: values overflow in its dtype",
+            ));
+        }
+        vectors.push(vector);
+    }
+    Ok(vectors)
+}
