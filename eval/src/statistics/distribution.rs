@@ -1,7 +1,8 @@
-//! Quantiles and tails of the normal, Student's t and beta distributions, by the crate `statrs`, with errors where
-//! it would panic.
+//! Quantiles and tails of the normal, Student's t and beta distributions, by the crate `statrs`, with errors
+//! where it would panic.
 //!
-//! Beside `SciPy` the relative error is below 1e-11 for counts up to 10^8. This module knows no samples and no intervals.
+//! Beside `SciPy` 1.17, quantiles have a relative error below 1e-11, and the incomplete beta function has one
+//! below 1e-8 for counts up to 10^8. This module knows no samples and no intervals.
 
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 use statrs::function::beta::beta_reg;
