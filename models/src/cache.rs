@@ -69,8 +69,8 @@ impl KvCache {
     }
 
     /// The rows that hold the tokens of several sequences, one after another: int64 `[B, kv_heads, T]`, where
-    /// `T` is the `longest` length. `pages` `[B, P]` are the pages of the sequences and `last` `[B]` their last
-    /// positions, both int64; a shorter sequence repeats its last token.
+    /// `T` is the `longest` length. `pages` `[B, P]` are the pages of the sequences and `last` `[B]` their
+    /// last positions, both int64; a shorter sequence repeats its last token.
     pub(crate) fn rows_of_sequences(&self, pages: &Tensor, last: &Tensor, longest: i64) -> Tensor {
         let CacheShape { page_size, kv_heads, .. } = self.shape;
         let options = (Kind::Int64, self.device);

@@ -108,8 +108,8 @@ pub(super) struct SequenceLengths {
     pub(super) ptx: Option<RowTokens>,
     /// What the loss of each row reads without gradients before the step begins.
     pub(super) before_step: Option<RowTokens>,
-    /// The bytes of a position with logits that a step keeps of models that are not trained: their last hidden
-    /// states.
+    /// The bytes of a position with logits that a step keeps of models that are not trained: their last
+    /// hidden states.
     pub(super) frozen_state: usize,
     /// The replies to the tasks of `[eval]`, if there are any.
     pub(super) task_replies: Option<TaskReplies>,

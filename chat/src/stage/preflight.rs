@@ -82,9 +82,9 @@ impl<'a> Preflight<'a> {
         rows::parse::<T>(&existing, data)
     }
 
-    /// Returns the summary line of a stage that trains on rows of type `T`: that of `read`, which reads them with
-    /// the tokenizer. If an earlier part of the pipeline makes the tokenizer or some of the rows, the others are
-    /// only parsed.
+    /// Returns the summary line of a stage that trains on rows of type `T`: that of `read`, which reads them
+    /// with the tokenizer. If an earlier part of the pipeline makes the tokenizer or some of the rows, the
+    /// others are only parsed.
     pub(super) fn rows<T: TrainingRow>(
         &self,
         stage: &StageSchema,
@@ -154,8 +154,8 @@ impl ModelSpec {
         self.tokenizer.as_ref().map(TokenizerFiles::load).transpose()
     }
 
-    /// Refuses a tokenizer that differs from `own`, that of the model in training. The stage itself warns of a
-    /// folder without a tokenizer.
+    /// Refuses a tokenizer that differs from `own`, that of the model in training. The stage itself warns of
+    /// a folder without a tokenizer.
     pub(super) fn check_tokenizer(&self, role: &'static str, own: Option<&Tokenizer>) -> anyhow::Result<()> {
         let files = self.tokenizer.as_ref().filter(|files| files.folder.join("tokenizer.json").exists());
         match own.zip(files) {

@@ -14,8 +14,8 @@ impl Tokenizer {
         StreamDecoder { tokenizer: self, skip_special, ids: Vec::new(), window: 0, shown: 0, given: 0 }
     }
 
-    /// Creates a decoder for ids that continue `before`, whose text is not returned. The first token keeps its
-    /// leading space.
+    /// Creates a decoder for ids that continue `before`, whose text is not returned. The first token keeps
+    /// its leading space.
     pub fn stream_decoder_after(&self, before: &[i64], skip_special: bool) -> Result<StreamDecoder<'_>> {
         // A token depends on the few before it, and not on the beginning of a long text.
         let mut width = CONTEXT;

@@ -54,9 +54,9 @@ impl Decoder {
         CacheShape { layers, pages, page_size, kv_heads, head_dim }
     }
 
-    /// Runs the next tokens of several sequences, and writes their keys and values into the cache. Returns the
-    /// final hidden states of the tokens that have an output, `[M, H]`, row after row, without an autograd
-    /// graph.
+    /// Runs the next tokens of several sequences, and writes their keys and values into the cache. Returns
+    /// the final hidden states of the tokens that have an output, `[M, H]`, row after row, without an
+    /// autograd graph.
     pub fn step(&self, rows: &[CachedRow<'_>], cache: &mut KvCache) -> Result<Tensor, parallel::Error> {
         no_grad(|| {
             let batch = CachedBatch::new(rows, cache, self.device());
