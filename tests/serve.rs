@@ -231,6 +231,17 @@ fn echo_gives_the_log_probabilities_of_the_command_logprobs() {
         server.post("/detokenize", &json!({"model": "named", "tokens": tokens})).json()["prompt"].clone();
     assert_eq!((&answer["choices"][0]["text"], &answer["usage"]["completion_tokens"]), (&text, &json!(0)));
 
+    // A stream has the log-probabilities of its tokens as well, and offsets that go on.
+    let body = json!({"model": "named", "prompt": tokens, "max_tokens": 4, "temperature": 0, "logprobs": 2, "ignore_eos": true});
+    let whole = server.post("/v1/completions", &body).json()["choices"][0]["logprobs"].clone();
+    let streamed = server.post("/v1/completions", &with(body, &json!({"stream": true})));
+    let parts: Vec<Value> =
+        streamed.events().iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
+    for field in ["tokens", "token_logprobs", "text_offset"] {
+        let parts = parts.iter().filter_map(|part| part["choices"][0]["logprobs"][field].as_array());
+        assert_eq!(json!(parts.flatten().collect::<Vec<_>>()), whole[field], "{field}");
+    }
+
     // Several prompts at once, each with its own answer.
     let body = json!({"model": "named", "prompt": ["one", "two"], "max_tokens": 3, "temperature": 0});
     let both = server.post("/v1/completions", &body).json();
@@ -298,7 +309,16 @@ fn what_is_wrong_is_named_with_its_field_and_status() {
         .fails(413, &["bytes"]);
     // Another host: a page of the web that points its own name here.
     server.get("/v1/models", "Host: evil.example\r\n").fails(403, &["localhost"]);
-    assert_eq!(server.get("/openapi.json", "").json()["openapi"].as_str().unwrap().chars().next(), Some('3'));
+
+    // The description is one of version 3, and every name in it leads somewhere.
+    let description = server.get("/openapi.json", "");
+    assert!(description.json()["openapi"].as_str().unwrap().starts_with('3'));
+    let names: Vec<&str> = description.body.split("\"$ref\":\"#").skip(1).collect();
+    assert!(names.len() > 10, "{}", description.body);
+    for name in names {
+        let path = name.split('"').next().unwrap();
+        assert!(description.json().pointer(path).is_some(), "{path} leads nowhere");
+    }
 }
 
 #[test]
@@ -322,12 +342,17 @@ fn keys_are_asked_for_and_an_open_server_needs_one() {
     assert_eq!(server.get("/health", "").status, 200);
     scratch.run("serve --model model --host 0.0.0.0 --port 0").fails(2, &["0.0.0.0", "--api-key-file"]);
     scratch.run("serve --model model,model").fails(2, &["two models", "NAME=DIR"]);
+    let template = scratch.run("serve --model model --template {{");
+    assert!(template.code == 3 && template.stderr.contains("chat template"), "{template:#?}");
+    scratch.run("serve --model model --device cuda:99").fails(4, &["cuda:99"]);
+    scratch.write("empty.txt", "# none\n");
+    scratch.run("serve --model model --api-key-file empty.txt").fails(2, &["empty.txt", "no key"]);
     scratch.run("serve --model nowhere-at-all").fails(2, &["nowhere-at-all"]);
     scratch.run("serve --model tokenizer").fails(3, &["tokenizer/config.json"]);
 }
 
 #[test]
-fn clients_that_leave_cost_nothing_and_too_many_are_refused() {
+fn clients_that_leave_cost_nothing() {
     let server = Server::start(
         world(),
         &["--model", "model", "--template", "chatml", "--max-requests", "3", "--max-num-seqs", "1"],
@@ -339,11 +364,6 @@ fn clients_that_leave_cost_nothing_and_too_many_are_refused() {
     // Each has its first bytes, so each is under way or waits.
     for stream in &mut open {
         stream.read_exact(&mut [0; 16]).unwrap();
-    }
-    let refused = server.post("/v1/chat/completions", &ask());
-    if refused.status == 429 {
-        assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
-        refused.fails(429, &["3 requests"]);
     }
     for stream in open {
         stream.shutdown(Shutdown::Both).unwrap();
@@ -357,6 +377,30 @@ fn clients_that_leave_cost_nothing_and_too_many_are_refused() {
     server.wait_for("num_requests_running", 0.0);
     server.wait_for("num_requests_waiting", 0.0);
     server.wait_for("kv_cache_used_tokens", 0.0);
+}
+
+#[test]
+fn more_requests_than_there_are_places_are_refused() {
+    let flags = ["--model", "model", "--template", "chatml", "--max-requests", "1"];
+    let server = Server::start(world(), &flags);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut refused = None;
+    // Several at once meet in the one place, sooner or later.
+    while refused.is_none() {
+        assert!(Instant::now() < deadline, "nothing is refused");
+        let body = with(ask(), &json!({"max_tokens": 60}));
+        let ask = || server.post("/v1/chat/completions", &body);
+        let answers: Vec<Answer> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(answers.iter().all(|answer| matches!(answer.status, 200 | 429)));
+        assert!(answers.iter().any(|answer| answer.status == 200));
+        refused = answers.into_iter().find(|answer| answer.status == 429);
+    }
+    let refused = refused.unwrap();
+    refused.fails(429, &["limit", "1"]);
+    assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
 }
 
 #[test]

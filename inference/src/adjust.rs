@@ -1,4 +1,5 @@
-//! Changes the logits of a reply before a token is drawn: by what has been said, and by what the request wants.
+//! Changes the logits of a reply before a token is drawn: by what has been said, and by what the request
+//! wants.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -81,8 +81,8 @@ impl Sampler {
             .map_or(0, |(_, reply)| reply.top_logprobs)
     }
 
-    /// Draws the tokens of a plan from the logits `[M, V]`, fp32, of its slices that draw, in the order of the
-    /// plan. The logits of replies with penalties or a bias change in place.
+    /// Draws the tokens of a plan from the logits `[M, V]`, fp32, of its slices that draw, in the order of
+    /// the plan. The logits of replies with penalties or a bias change in place.
     pub(crate) fn draw(&mut self, plan: &StepPlan, logits: &Tensor) -> Vec<Drawn> {
         let slices = plan.slices.iter().filter(|slice| slice.draws > 0).enumerate();
         let places: Vec<Place> = slices

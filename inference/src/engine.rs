@@ -18,8 +18,8 @@ use crate::{Error, logprobs};
 /// The tokens of a page. A small page wastes little memory at the end of a sequence and shares more of a
 /// prefix; 16 is vLLM's value.
 const PAGE_SIZE: usize = 16;
-/// The usual number of tokens of a step: vLLM's `max_num_batched_tokens`. It bounds the activations of a step; a
-/// matrix product of as many rows no longer waits for its weights on any processor.
+/// The usual number of tokens of a step, which bounds its activations. Each weight that is read does 2 x 2048
+/// operations: in bf16 these are 2048 for each byte, and an H100 (990 Tflop/s, 3.35 TB/s) wants 295.
 pub const BATCHED_TOKENS: usize = 2048;
 
 /// The sizes of an engine.
@@ -36,8 +36,9 @@ pub struct EngineOptions {
 }
 
 /// What an engine works on at the moment.
+/// vLLM: `SchedulerStats`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct EngineStats {
     /// The sequences that have pages.
     pub running: usize,
     /// The sequences that wait for room.
@@ -87,9 +88,9 @@ impl Engine {
         self.scheduler.pages().len() * PAGE_SIZE
     }
 
-    /// Adds a request. It wants between one sample and as many as may be under way, at least one new token, and
-    /// no request in the engine has its id. Returns an error if its prompt or its sampling is not valid; the
-    /// index in the error is the id.
+    /// Adds a request. It wants between one sample and as many as may be under way, at least one new token,
+    /// and no request in the engine has its id. Returns an error if its prompt or its sampling is not valid;
+    /// the index in the error is the id.
     pub fn add(&mut self, request: Request) -> Result<(), Error> {
         let is_possible = (1..=self.scheduler.limits().sequences as u32).contains(&request.samples);
         assert!(is_possible && request.max_new_tokens > 0, "the request can be answered: {request:?}");
@@ -144,21 +145,21 @@ impl Engine {
     }
 
     /// What the engine works on.
-    pub fn load(&self) -> Load {
+    pub fn stats(&self) -> EngineStats {
         let (running, waiting) = self.scheduler.num_sequences();
-        Load { running, waiting, cached_tokens: self.scheduler.pages().num_used() * PAGE_SIZE }
+        EngineStats { running, waiting, cached_tokens: self.scheduler.pages().num_used() * PAGE_SIZE }
     }
 
-    /// Goes on with the weights of another model of the same architecture. What was computed with the old ones
-    /// is computed again; the tokens that were drawn stay.
+    /// Goes on with the weights of another model of the same architecture. What was computed with the old
+    /// ones is computed again; the tokens that were drawn stay.
     pub fn reload_weights(&mut self, model: &CausalLm) -> Result<(), Error> {
         self.model = model.for_decoding()?;
         self.scheduler.suspend();
         Ok(())
     }
 
-    /// The final hidden state of the last token of each row, `[B, H]`. The requests of the engine wait meanwhile.
-    /// The index in an error is that of the row.
+    /// The final hidden state of the last token of each row, `[B, H]`. The requests of the engine wait
+    /// meanwhile. The index in an error is that of the row.
     pub fn embed(&self, rows: &[&[i64]]) -> Result<Tensor, Error> {
         for (index, row) in rows.iter().enumerate() {
             self.check_tokens(row, index)?;
@@ -172,8 +173,8 @@ impl Engine {
         self.scheduler.counts()
     }
 
-    /// Runs the next tokens of some requests, and appends what happened to `events`. A request that fails does
-    /// so alone.
+    /// Runs the next tokens of some requests, and appends what happened to `events`. A request that fails
+    /// does so alone.
     pub fn step(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
         let plan = loop {
             match self.scheduler.schedule() {
@@ -215,8 +216,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Draws the tokens of a plan from its outputs `[M, H]`, and returns their ids. A request whose logits are
-    /// not finite ends here; its ids are not looked at.
+    /// Draws the tokens of a plan from its outputs `[M, H]`, and returns their ids. A request whose logits
+    /// are not finite ends here; its ids are not looked at.
     fn draw_tokens(
         &mut self,
         plan: &StepPlan,

@@ -139,7 +139,8 @@ fn finish(
                 Event::Token { reply, token, .. } => {
                     let index = index_of(reply);
                     completions[index].push(token);
-                    // The last token of a reply ends it before the caller can: then there is nothing to abort.
+                    // The last token of a reply ends it before the caller can: then there is nothing to
+                    // abort.
                     if on_token(index, token.id).is_break() && engine.abort_reply(reply) {
                         completions[index].finish_reason = FinishReason::Interrupted;
                     }
@@ -161,8 +162,8 @@ fn add_requests(
     options: &GenerationOptions,
     sequences: usize,
 ) -> Result<(), Error> {
-    // The samples of a request draw from consecutive streams, so neighbours are samples of one request only if
-    // their numbers follow each other.
+    // The samples of a request draw from consecutive streams, so neighbours are samples of one request only
+    // if their numbers follow each other.
     let stream = |index: usize| options.request_ids.of(index);
     let are_samples = |&left: &usize, &right: &usize| {
         prompts[left] == prompts[right] && stream(left).checked_add(1) == Some(stream(right))

@@ -5,10 +5,10 @@
 //!                 ^   └─ PageTable                                              │
 //!                 └─────────────────────────────────────────────────────────────┘
 //! ```
-//! The [`scheduler`] decides which tokens a step computes, and into which [`pages`] of the KV cache their keys
-//! and values go. The [`engine`] runs the plan on a model and draws the tokens.
-//! [`generate()`](generate::generate) runs an engine until a batch of prompts has its replies. This crate knows
-//! nothing about tokenizers, templates and losses.
+//! The [`scheduler`] decides which tokens a step computes, and into which [`pages`] of the KV cache their
+//! keys and values go. The [`engine`] runs the plan on a model and draws the tokens.
+//! [`generate()`](generate::generate) runs an engine until a batch of prompts has its replies. This crate
+//! knows nothing about tokenizers, templates and losses.
 
 mod adjust;
 mod draw;

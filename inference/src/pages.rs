@@ -1,10 +1,10 @@
 //! Which page of the KV cache belongs to which tokens: pure bookkeeping, without a tensor.
 //!
-//! A page holds the keys and values of [`PageTable::page_size`] consecutive tokens in every layer (Kwon et al.
-//! 2023, arXiv 2309.06180). Several sequences may use one page. A full page is known by its prefix: a hash of
-//! its tokens and of all tokens before them, since keys and values depend on both. When the last sequence
-//! gives up such a page, the page stays in the cache, and the next sequence with the same prefix takes it
-//! without computing anything. The page that was given up first is the first to be overwritten.
+//! A page holds the keys and values of [`PageTable::page_size`] consecutive tokens in every layer (Kwon et
+//! al. 2023, arXiv 2309.06180). Several sequences may use one page. A full page is known by its prefix: a
+//! hash of its tokens and of all tokens before them, since keys and values depend on both. When the last
+//! sequence gives up such a page, the page stays in the cache, and the next sequence with the same prefix
+//! takes it without computing anything. The page that was given up first is the first to be overwritten.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -80,6 +80,17 @@ pub enum FinishReason {
     Interrupted,
 }
 
+impl FinishReason {
+    /// The name in OpenAI's API, which vLLM extends by `abort`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Interrupted => "abort",
+        }
+    }
+}
+
 /// Something that has happened to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {

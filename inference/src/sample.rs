@@ -3,12 +3,12 @@
 //! The temperature divides the logits. Top-k keeps the `k` largest. Top-p (nucleus sampling) then keeps the
 //! smallest set of most likely tokens whose probabilities reach `p` (Holtzman et al. 2020, arXiv 1904.09751),
 //! which always contains the most likely token. Min-p keeps the tokens with at least the fraction `p` of the
-//! largest probability (Nguyen et al. 2024, arXiv 2407.01082). The kept tokens are renormalized, and one uniform
-//! number draws from them by inverting the cumulative sum. Temperature 0 takes the largest logit; ties go to the
-//! lowest id. On the host, thresholds are found by partial selection, so nothing of vocabulary size is
-//! sorted. On a GPU ([`SamplingParams::sample_rows`]), the same steps run on all rows at once, and only the
-//! sampled tokens leave it. Every request has its own generator, so a reply does not depend on the other
-//! requests of the batch.
+//! largest probability (Nguyen et al. 2024, arXiv 2407.01082). The kept tokens are renormalized, and one
+//! uniform number draws from them by inverting the cumulative sum. Temperature 0 takes the largest logit;
+//! ties go to the lowest id. On the host, thresholds are found by partial selection, so nothing of vocabulary
+//! size is sorted. On a GPU ([`SamplingParams::sample_rows`]), the same steps run on all rows at once, and
+//! only the sampled tokens leave it. Every request has its own generator, so a reply does not depend on the
+//! other requests of the batch.
 
 use parallel::softmax::RowWeights;
 use parallel::upload;
@@ -37,7 +37,8 @@ pub struct SamplingParams {
     pub repetition_penalty: f64,
     /// Subtracted from the logits of the tokens of the reply (`OpenAI`'s API).
     pub presence_penalty: f64,
-    /// Subtracted from the logits of the tokens of the reply, once for each time that they are there (`OpenAI`'s API).
+    /// Subtracted from the logits of the tokens of the reply, once for each time that they are there
+    /// (`OpenAI`'s API).
     pub frequency_penalty: f64,
 }
 

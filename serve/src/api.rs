@@ -7,4 +7,5 @@ pub(crate) mod models;
 pub(crate) mod pooling;
 pub(crate) mod sampling;
 pub(crate) mod status;
+mod stream;
 pub(crate) mod tokens;

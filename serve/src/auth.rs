@@ -51,8 +51,8 @@ impl Keys {
     }
 }
 
-/// Whether a `Host` header names this machine. A server on loopback without a key answers no other host: a web
-/// page can make its own name point to 127.0.0.1 (DNS rebinding), but not the header of its requests.
+/// Whether a `Host` header names this machine. A server on loopback without a key answers no other host: a
+/// web page can make its own name point to 127.0.0.1 (DNS rebinding), but not the header of its requests.
 pub(crate) fn is_local_host(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),

@@ -7,6 +7,9 @@ use parallel::ErrorClass;
 use serde::Serialize;
 use utoipa::{IntoResponses, ToSchema};
 
+/// An error of another crate.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// The error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -31,12 +34,18 @@ pub enum Error {
     #[error("{0}")]
     Io(#[from] std::io::Error),
     /// A model could not be loaded or run.
-    #[error("the model {name} cannot be served: {message}")]
+    #[error("the model {name} cannot be served: {source}")]
     Model {
         /// The name.
         name: String,
         /// Why.
-        message: String,
+        source: BoxError,
+    },
+    /// The thread of a model has panicked.
+    #[error("the model {name} cannot be served any more: this is a bug, please report the message above")]
+    Panicked {
+        /// The name.
+        name: String,
     },
 }
 
@@ -46,7 +55,8 @@ impl Error {
         match self {
             Self::Bind { source, .. } | Self::Io(source) => ErrorClass::of_io(source.kind()),
             Self::OpenWithoutKey { .. } => ErrorClass::Usage,
-            Self::Model { .. } => ErrorClass::Failed,
+            Self::Model { .. } => ErrorClass::OfSource,
+            Self::Panicked { .. } => ErrorClass::Failed,
         }
     }
 }
@@ -156,7 +166,8 @@ impl ApiError {
 
     /// Too many requests wait.
     pub(crate) fn busy(limit: usize) -> Self {
-        let message = format!("{limit} requests are under way or wait, which is the limit: try again later");
+        let message =
+            format!("the limit of requests that are under way or wait, {limit}, is reached: try again later");
         Self { code: Some("queue_full"), ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 

@@ -17,8 +17,8 @@ pub(crate) struct Json<T>(pub(crate) T);
 impl<T: DeserializeOwned> FromRequest<Arc<State>> for Json<T> {
     type Rejection = ApiError;
 
-    /// A web page of another origin cannot send `application/json` without asking first, and this server allows
-    /// no origin.
+    /// A web page of another origin cannot send `application/json` without asking first, and this server
+    /// allows no origin.
     async fn from_request(request: Request, state: &Arc<State>) -> Result<Self, ApiError> {
         let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();

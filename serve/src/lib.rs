@@ -5,8 +5,8 @@
 //! router ─ key ─ api/* ──Command::Generate──>   Worker ── Engine
 //!             Pieces <──a bounded channel────     (tokens to text, stop strings)
 //! ```
-//! A model belongs to its thread, and nothing else touches it. A client that goes away drops its `Pieces`, which
-//! ends the request; a client that does not read fills its channel, which ends it too.
+//! A model belongs to its thread, and nothing else touches it. A client that goes away drops its `Pieces`,
+//! which ends the request; a client that does not read fills its channel, which ends it too.
 
 mod api;
 mod auth;
@@ -18,8 +18,8 @@ mod state;
 mod stops;
 mod worker;
 
-use std::future::Future;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -31,7 +31,7 @@ use models::causal_lm::CausalLm;
 use models::scalar_model::ScalarModel;
 
 pub use auth::Keys;
-pub use error::Error;
+pub use error::{BoxError, Error};
 pub use state::Limits;
 
 use metrics::{Metrics, ModelLabel};
@@ -65,7 +65,7 @@ pub enum LoadedModel {
 }
 
 /// Loads a model, on the thread that then owns it. It is called again when new weights are asked for.
-pub type Load = Box<dyn Fn() -> Result<LoadedModel, String> + Send>;
+pub type Load = Box<dyn Fn() -> Result<LoadedModel, BoxError> + Send>;
 
 /// A model to serve.
 pub struct ServedModel {
@@ -90,60 +90,78 @@ pub struct Options {
     pub drain: Duration,
 }
 
-/// Serves models until `stop`. `on_bound` gets the address once the port is open, which is before the models are
-/// loaded: until then, requests are answered with 503.
+/// Serves models until `should_stop` says so. `on_bound` gets the address once the port is open, which is
+/// before the models are loaded: until then, requests are answered with 503. A model that fails ends the
+/// service.
 pub fn run(
     models: Vec<ServedModel>,
     options: Options,
-    stop: impl Future<Output = ()> + Send + 'static,
+    should_stop: impl Fn() -> bool + Send + 'static,
     on_bound: impl FnOnce(SocketAddr),
 ) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let metrics = Arc::new(Metrics::new());
-    let (failed, has_failed) = tokio::sync::mpsc::channel(1);
+    let (failed, mut has_failed) = tokio::sync::mpsc::channel(1);
     runtime.block_on(async {
         let listener = server::bind(options.address, !options.keys.is_empty()).await?;
         on_bound(listener.local_addr()?);
-        let start = |served: ServedModel| {
-            let (commands, receiver) = channel();
-            let model = Arc::new(Model::new(served.name, commands));
-            let thread = ModelThread {
-                model: Arc::downgrade(&model),
-                name: model.name.clone(),
-                load: served.load,
-                engine: options.engine,
-                metrics: Arc::clone(&metrics),
-            };
-            let failed = failed.clone();
-            let work = move || {
-                if let Err(error) = thread.run(&receiver) {
-                    let _ = failed.blocking_send(error);
-                }
-            };
-            thread::Builder::new().name(format!("model {}", model.name)).spawn(work)?;
-            Ok(model)
-        };
+
+        let start = |served| start_model(served, options.engine, &metrics, &failed);
         let models = models.into_iter().map(start).collect::<Result<_, std::io::Error>>()?;
-        let is_stopping = false.into();
         let state = Arc::new(State {
             models,
             keys: options.keys,
             limits: options.limits,
             metrics: Arc::clone(&metrics),
-            is_stopping,
+            is_stopping: false.into(),
         });
-        let mut has_failed = has_failed;
-        let serve = server::serve(listener, state, stop, options.drain);
+
+        let stop = async move {
+            while !should_stop() {
+                tokio::time::sleep(STOP_INTERVAL).await;
+            }
+        };
         tokio::select! {
-            () = serve => Ok(()),
+            () = server::serve(listener, state, stop, options.drain) => Ok(()),
             Some(error) = has_failed.recv() => Err(error),
         }
     })
 }
 
-/// Waits, within the future that stops the service.
-pub async fn pause(time: Duration) {
-    tokio::time::sleep(time).await;
+/// How often the service looks whether it is to stop.
+const STOP_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Starts the thread of a model, which tells `failed` if it cannot go on.
+fn start_model(
+    served: ServedModel,
+    engine: EngineOptions,
+    metrics: &Arc<Metrics>,
+    failed: &tokio::sync::mpsc::Sender<Error>,
+) -> Result<Arc<Model>, std::io::Error> {
+    let (commands, receiver) = channel();
+    let model = Arc::new(Model::new(served.name.clone(), commands));
+    let thread = ModelThread {
+        model: Arc::downgrade(&model),
+        name: served.name,
+        load: served.load,
+        engine,
+        metrics: Arc::clone(metrics),
+    };
+
+    let failed = failed.clone();
+    let name = model.name.clone();
+    let work = move || {
+        // A panic has told the user already; here it must not leave a model that never answers.
+        let result = catch_unwind(AssertUnwindSafe(|| thread.run(&receiver)));
+        let error = match result {
+            Ok(Ok(())) => return,
+            Ok(Err(source)) => Error::Model { name, source },
+            Err(_) => Error::Panicked { name },
+        };
+        let _ = failed.blocking_send(error);
+    };
+    thread::Builder::new().name(format!("model {}", model.name)).spawn(work)?;
+    Ok(model)
 }
 
 /// The thread of a model.
@@ -157,21 +175,23 @@ struct ModelThread {
 }
 
 impl ModelThread {
-    fn run(self, commands: &Receiver<Command>) -> Result<(), Error> {
-        let failed = |message: String| Error::Model { name: self.name.clone(), message };
-        match (self.load)().map_err(failed)? {
+    fn run(self, commands: &Receiver<Command>) -> Result<(), BoxError> {
+        match (self.load)()? {
             LoadedModel::Language(model) => self.run_language_model(model, commands),
             LoadedModel::Reward(model) => {
                 self.run_reward_model(model, commands);
                 Ok(())
             }
         }
-        .map_err(failed)
     }
 
-    fn run_language_model(&self, loaded: LanguageModel, commands: &Receiver<Command>) -> Result<(), String> {
+    fn run_language_model(
+        &self,
+        loaded: LanguageModel,
+        commands: &Receiver<Command>,
+    ) -> Result<(), BoxError> {
         let LanguageModel { model, tokenizer, stop_ids } = loaded;
-        let engine = Engine::new(&model, self.engine).map_err(|error| error.to_string())?;
+        let engine = Engine::new(&model, self.engine)?;
         let context = (model.config().max_positions() as usize).min(engine.cached_tokens());
         let (config, vocab_size) = (model.config().to_json(), model.config().vocab_size());
         drop(model);
@@ -180,15 +200,15 @@ impl ModelThread {
         let stop_ids = stop_ids.into();
         let kind = ModelKind::Language;
         self.set_ready(Ready { kind, tokenizer: Arc::clone(&tokenizer), stop_ids, context, vocab_size });
+
         let label = ModelLabel { model_name: self.name.clone() };
         let mut reload = |engine: &mut Engine| match (self.load)()? {
             LoadedModel::Language(again) if again.model.config().to_json() == config => {
-                engine.reload_weights(&again.model).map_err(|error| error.to_string())
+                Ok(engine.reload_weights(&again.model)?)
             }
-            _ => Err(OTHER_MODEL.to_owned()),
+            _ => Err(OTHER_MODEL.into()),
         };
-        let worker = Worker::new(engine, &tokenizer, &self.metrics, label);
-        worker.run(commands, &mut reload).map_err(|error| error.to_string())
+        Ok(Worker::new(engine, &tokenizer, &self.metrics, label).run(commands, &mut reload)?)
     }
 
     fn run_reward_model(&self, loaded: RewardModel, commands: &Receiver<Command>) {
@@ -199,7 +219,7 @@ impl ModelThread {
         self.set_ready(Ready { kind, tokenizer, stop_ids, context, vocab_size });
         let mut reload = || match (self.load)()? {
             LoadedModel::Reward(again) if again.model.config().to_json() == config => Ok(again.model),
-            _ => Err(OTHER_MODEL.to_owned()),
+            _ => Err(OTHER_MODEL.into()),
         };
         worker::run_reward_model(model, commands, &mut reload);
     }

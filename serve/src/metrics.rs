@@ -1,5 +1,5 @@
-//! What the service counts, in the text format of Prometheus. The names follow vLLM's, so that its dashboards
-//! need another prefix only.
+//! What the service counts, in the text format of Prometheus. The names are vLLM's where it has them, so that
+//! its dashboards need another prefix.
 
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::Duration;

@@ -46,12 +46,15 @@ pub(crate) fn router(state: Arc<State>) -> Router {
         .route("/metrics", get(status::metrics))
         .route("/openapi.json", get(status::description))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), check_key));
+
+    // Whoever looks after the server asks the first two, and the page asks for the key itself.
     let without_key = Router::new()
         .route("/health", get(status::health))
         .route("/ready", get(status::ready))
         .route("/", get(|| async { Html(include_str!("page/chat.html")) }))
         .route("/chat.js", get(|| async { file("text/javascript", include_str!("page/chat.js")) }))
         .route("/chat.css", get(|| async { file("text/css", include_str!("page/chat.css")) }));
+
     with_key
         .merge(without_key)
         .method_not_allowed_fallback(|| async { ApiError::method() })

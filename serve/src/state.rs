@@ -14,7 +14,8 @@ use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::worker::{Command, Job, Piece, PoolJob, TextOptions, Ticket};
 
-/// The pieces of an answer that may wait for their reader. A client that is this far behind loses its request.
+/// The pieces of an answer that may wait for their reader. A client that is this far behind loses its
+/// request.
 const UNREAD_PIECES: usize = 4096;
 
 /// What a request may ask for at most.
@@ -101,10 +102,9 @@ pub(crate) struct Ready {
 
 impl Model {
     pub(crate) fn new(name: String, commands: Sender<Command>) -> Self {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Self {
             name,
-            created,
+            created: unix_seconds(),
             commands,
             open: Arc::default(),
             next_id: AtomicU64::new(0),
@@ -174,6 +174,11 @@ impl Model {
     }
 }
 
+/// The present moment, in seconds since 1970.
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
 impl State {
     /// The model of this name.
     pub(crate) fn model(&self, name: &str) -> Result<&Arc<Model>, ApiError> {
@@ -193,8 +198,8 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// The next piece. The channel closes before the end only if the client does not read, or the thread of the
-    /// model has ended.
+    /// The next piece. The channel closes before the end only if the client does not read, or the thread of
+    /// the model has ended.
     pub(crate) async fn next(&mut self) -> Piece {
         self.receiver.recv().await.unwrap_or_else(|| Piece::Failed(ApiError::slow_reader()))
     }

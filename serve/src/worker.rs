@@ -15,7 +15,7 @@ use models::scalar_model::ScalarModel;
 use tch::{Kind, Tensor};
 use tokio::sync::mpsc::Sender;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, BoxError};
 use crate::metrics::{Metrics, ModelLabel, ReasonLabel, observe};
 use crate::stops::StopText;
 
@@ -127,7 +127,7 @@ pub(crate) struct Worker<'a> {
 }
 
 /// Loads the weights again, into an engine.
-pub(crate) type Reload<'a> = dyn FnMut(&mut Engine) -> Result<(), String> + 'a;
+pub(crate) type Reload<'a> = dyn FnMut(&mut Engine) -> Result<(), BoxError> + 'a;
 
 impl<'a> Worker<'a> {
     pub(crate) fn new(
@@ -171,7 +171,7 @@ impl<'a> Worker<'a> {
                 let _ = answer.send(pool(&rows, embed));
             }
             Command::Reload(answer) => {
-                let _ = answer.send(reload(&mut self.engine));
+                let _ = answer.send(reload(&mut self.engine).map_err(|error| error.to_string()));
             }
         }
     }
@@ -273,14 +273,9 @@ impl<'a> Worker<'a> {
 
     /// Notes the end of a reply, and of its request after the last one.
     fn end(&mut self, reply: ReplyId, text: String, reason: FinishReason) {
-        let finished_reason = match reason {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-            FinishReason::Interrupted => "abort",
-        };
         let label = ReasonLabel {
             model_name: self.label.model_name.clone(),
-            finished_reason: finished_reason.to_owned(),
+            finished_reason: reason.name().to_owned(),
         };
         self.metrics.finished.get_or_create(&label).inc();
         self.send(reply.request, Piece::Finished { sample: reply.sample, text, reason });
@@ -307,10 +302,10 @@ impl<'a> Worker<'a> {
         metrics.shared_prompt_tokens.get_or_create(label).inc_by(counts.shared - self.counted.shared);
         metrics.preemptions.get_or_create(label).inc_by(counts.preempted - self.counted.preempted);
         self.counted = counts;
-        let load = self.engine.load();
-        metrics.requests_running.get_or_create(label).set(load.running as i64);
-        metrics.requests_waiting.get_or_create(label).set(load.waiting as i64);
-        metrics.cached_tokens_used.get_or_create(label).set(load.cached_tokens as i64);
+        let stats = self.engine.stats();
+        metrics.requests_running.get_or_create(label).set(stats.running as i64);
+        metrics.requests_waiting.get_or_create(label).set(stats.waiting as i64);
+        metrics.cached_tokens_used.get_or_create(label).set(stats.cached_tokens as i64);
     }
 }
 
@@ -318,7 +313,7 @@ impl<'a> Worker<'a> {
 pub(crate) fn run_reward_model(
     mut model: ScalarModel,
     commands: &Receiver<Command>,
-    reload: &mut dyn FnMut() -> Result<ScalarModel, String>,
+    reload: &mut dyn FnMut() -> Result<ScalarModel, BoxError>,
 ) {
     while let Ok(command) = commands.recv() {
         match command {
@@ -335,7 +330,8 @@ pub(crate) fn run_reward_model(
                 let _ = answer.send(pool(&rows, score));
             }
             Command::Reload(answer) => {
-                let _ = answer.send(reload().map(|again| model = again));
+                let result = reload().map(|again| model = again);
+                let _ = answer.send(result.map_err(|error| error.to_string()));
             }
         }
     }

@@ -36,8 +36,8 @@ pub(crate) struct ServeArgs {
     /// Replies of a model that are in work at once.
     #[arg(long, value_name = "N", default_value = "32")]
     pub(crate) max_num_seqs: NonZeroUsize,
-    /// Tokens for which the KV cache of a model has room. A prompt with its reply may be that long, if the model
-    /// takes it.
+    /// Tokens for which the KV cache of a model has room. A prompt with its reply may be that long, if the
+    /// model takes it.
     #[arg(long, value_name = "N", default_value = "32768")]
     pub(crate) kv_cache_tokens: NonZeroUsize,
     /// Requests of a model that are in work or wait; more are refused with 429.

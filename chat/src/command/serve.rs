@@ -7,23 +7,24 @@ use std::time::Duration;
 use inference::engine::{self, EngineOptions};
 use inference::scheduler::Order;
 use models::config::Config;
+use parallel::LocalRank;
 use serve::{Keys, LanguageModel, Limits, LoadedModel, Options, RewardModel, ServedModel};
 
 use crate::args::{ModelArgs, ServeArgs};
 use crate::config::ConfigError;
 use crate::console::print_stderr;
-use crate::evaluation::model::check_folder;
+use crate::evaluation::model::{check_folder, short_name};
 use crate::session::Session;
-use crate::{interrupt, model_folder};
+use crate::{device, interrupt, model_folder};
 
 /// The variable with keys.
 const KEYS_VARIABLE: &str = "COLOSSAL_CHAT_SERVE_KEYS";
-/// How often the server looks whether it is to stop.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Serves models until a signal stops it.
 pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<()> {
     let models = models(arguments)?;
+    device::load([arguments.device]);
+    device::resolve(arguments.device, LocalRank::SINGLE)?;
     let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
     let defaults = Limits::default();
     let options = Options {
@@ -31,7 +32,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<()> {
         keys: keys(arguments.api_key_file.as_deref())?,
         limits: Limits {
             requests: arguments.max_requests.get(),
-            samples: defaults.samples.min(arguments.max_num_seqs.get() as u32),
+            samples: u32::try_from(arguments.max_num_seqs.get()).unwrap_or(u32::MAX).min(defaults.samples),
             ..defaults
         },
         engine: EngineOptions {
@@ -45,13 +46,8 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<()> {
     let has_keys = !options.keys.is_empty();
 
     let _graceful = interrupt::enter_graceful();
-    let stop = async {
-        while !interrupt::is_stop_requested() {
-            serve::pause(SIGNAL_INTERVAL).await;
-        }
-    };
-    serve::run(models, options, stop, |address| print_stderr(&welcome(address, &names, has_keys)))?;
-    Ok(())
+    let on_bound = |address| print_stderr(&welcome(address, &names, has_keys));
+    Ok(serve::run(models, options, interrupt::is_stop_requested, on_bound)?)
 }
 
 /// What a user sees once the port is open.
@@ -86,6 +82,7 @@ fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
         // What can be known is checked before the port is open.
         let found = model_folder::find(folder)?;
         check_folder(&found, &Config::from_folder(&found)?)?;
+        model_folder::tokenizer(&found, arguments.template.as_deref())?;
         let model_arguments = ModelArgs {
             model: found.display().to_string(),
             dtype: arguments.dtype,
@@ -103,23 +100,14 @@ fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
     Ok(models)
 }
 
-/// The name of a model whose user gave none: the folder, or the run whose model the folder holds, or the hub name.
+/// The name of a model whose user gave none: what tells its folder apart, or the hub name.
 fn default_name(given: &str) -> String {
     let path = Path::new(given);
-    if !path.is_dir() {
-        return given.to_owned();
-    }
-    let parts: Vec<String> =
-        path.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
-    match parts.as_slice() {
-        [.., run, last] if last == "final" => run.clone(),
-        [.., last] => last.clone(),
-        [] => given.to_owned(),
-    }
+    if path.is_dir() { short_name(path) } else { given.to_owned() }
 }
 
 /// Loads a language model, or a reward model if the folder holds one.
-fn load(arguments: &ModelArgs) -> Result<LoadedModel, String> {
+fn load(arguments: &ModelArgs) -> Result<LoadedModel, serve::BoxError> {
     let load = || -> anyhow::Result<LoadedModel> {
         if Config::from_folder(Path::new(&arguments.model))?.is_sequence_classification() {
             let (model, tokenizer) = Session::scalar_model(arguments)?.into_parts()?;
@@ -130,25 +118,31 @@ fn load(arguments: &ModelArgs) -> Result<LoadedModel, String> {
         let (model, tokenizer) = session.into_parts()?;
         Ok(LoadedModel::Language(LanguageModel { model, tokenizer, stop_ids }))
     };
-    load().map_err(|error| error.to_string())
+    load().map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)
 }
 
-/// The keys of the file and of the environment.
-fn keys(file: Option<&Path>) -> anyhow::Result<Keys> {
+/// The keys of the file and of the environment. A source of keys that is named and has none is refused, so
+/// that no server is open by mistake.
+fn keys(file: Option<&Path>) -> Result<Keys, ConfigError> {
+    let refuse =
+        |argument: String, problem: &str| ConfigError::Argument { argument, problem: problem.to_owned() };
     let mut text = String::new();
     if let Some(file) = file {
-        text = std::fs::read_to_string(file).map_err(|source| ConfigError::Argument {
-            argument: format!("--api-key-file {}", file.display()),
-            problem: source.to_string(),
-        })?;
+        let argument = || format!("--api-key-file {}", file.display());
+        text = std::fs::read_to_string(file).map_err(|source| refuse(argument(), &source.to_string()))?;
+        if Keys::parse(&text).is_empty() {
+            return Err(refuse(argument(), "the file has no key"));
+        }
     }
-    if let Ok(keys) = std::env::var(KEYS_VARIABLE) {
-        text = format!("{text}\n{}", keys.replace(',', "\n"));
+    if let Some(keys) = std::env::var_os(KEYS_VARIABLE) {
+        let keys = keys.to_str().map(|keys| keys.replace(',', "\n")).unwrap_or_default();
+        if Keys::parse(&keys).is_empty() {
+            return Err(refuse(
+                KEYS_VARIABLE.to_owned(),
+                "the variable has no key: unset it, or give it one",
+            ));
+        }
+        text = format!("{text}\n{keys}");
     }
-    let keys = Keys::parse(&text);
-    if keys.is_empty() && file.is_some() {
-        let argument = format!("--api-key-file {}", file.unwrap_or(Path::new("")).display());
-        return Err(ConfigError::Argument { argument, problem: "the file has no key".to_owned() }.into());
-    }
-    Ok(keys)
+    Ok(Keys::parse(&text))
 }

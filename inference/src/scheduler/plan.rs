@@ -25,7 +25,8 @@ pub enum Order {
     /// As they came.
     #[default]
     Arrival,
-    /// The longest prompt first, so that no long prompt is left for the end, when nothing else runs beside it.
+    /// The longest prompt first, so that no long prompt is left for the end, when nothing else runs beside
+    /// it.
     LongestFirst,
 }
 

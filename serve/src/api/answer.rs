@@ -1,10 +1,52 @@
-//! The answer to a request as a whole: what its pieces add up to.
+//! What the answers of chat and completions have in common, and the answer as a whole: what its pieces add up
+//! to.
 
 use inference::request::{FinishReason, TopLogprob};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::error::ApiError;
-use crate::state::Pieces;
+use crate::state::{Model, Pieces, unix_seconds};
 use crate::worker::{Piece, TokenLogprob};
+
+/// What every answer begins with.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub(crate) id: String,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+}
+
+impl Head {
+    /// A head whose id begins with `kind`.
+    pub(crate) fn new(kind: &str, model: &Model) -> Self {
+        let id = format!("{kind}-{:016x}", rand::random::<u64>());
+        Self { id, created: unix_seconds(), model: model.name.clone() }
+    }
+}
+
+/// What a stream contains.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub(crate) struct StreamOptions {
+    /// Whether the last event counts the tokens.
+    #[serde(default)]
+    pub(crate) include_usage: bool,
+}
+
+/// Numbers of tokens.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the names of the API")]
+pub(crate) struct Usage {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) completion_tokens: usize,
+    pub(crate) total_tokens: usize,
+}
+
+impl Usage {
+    pub(crate) fn of(prompt_tokens: usize, completion_tokens: usize) -> Self {
+        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    }
+}
 
 /// A reply.
 #[derive(Debug, Default)]
@@ -55,14 +97,5 @@ impl Answer {
     /// The tokens of all replies.
     pub(crate) fn completion_tokens(&self) -> usize {
         self.replies.iter().map(|reply| reply.tokens.len()).sum()
-    }
-}
-
-/// The name of a reason in OpenAI's API.
-pub(crate) fn reason_name(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-        FinishReason::Interrupted => "abort",
     }
 }

@@ -1,27 +1,27 @@
 //! `/v1/chat/completions`.
 
-use std::convert::Infallible;
+use std::slice;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::State as Shared;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use datasets::{Message, Role};
-use futures_util::stream::{self, Stream};
-use inference::request::{Request, TopLogprob};
+use inference::request::{FinishReason, Request, TopLogprob};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::answer::{Answer, Reply, reason_name};
+use super::answer::{Answer, Head, Reply, StreamOptions, Usage};
 use super::sampling::{Sampling, new_tokens};
+use super::stream::{self, ChunkWriter, json_event};
+use super::tokens::{self, off_thread};
 use crate::auth::Caller;
 use crate::error::{ApiError, Failures};
 use crate::json::Json;
-use crate::state::{Limits, Model, ModelKind, Pieces, State};
-use crate::worker::{Piece, TextOptions, TokenLogprob};
+use crate::state::{Limits, Model, ModelKind, State};
+use crate::worker::{TextOptions, TokenLogprob};
 
 /// A conversation to continue.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -83,23 +83,6 @@ pub(crate) struct Part {
     /// `text`.
     r#type: String,
     text: Option<String>,
-}
-
-/// What a stream contains.
-#[derive(Debug, Default, Deserialize, ToSchema)]
-pub(crate) struct StreamOptions {
-    /// Whether the last event counts the tokens.
-    #[serde(default)]
-    pub(crate) include_usage: bool,
-}
-
-/// Numbers of tokens.
-#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-#[expect(clippy::struct_field_names, reason = "the names of the API")]
-pub(crate) struct Usage {
-    pub(crate) prompt_tokens: usize,
-    pub(crate) completion_tokens: usize,
-    pub(crate) total_tokens: usize,
 }
 
 /// Replies to a conversation.
@@ -192,28 +175,23 @@ pub(crate) async fn complete(
 ) -> Result<Response, ApiError> {
     let model = Arc::clone(state.model(&request.model)?);
     let engine_request = request.engine_request(&model, &state.limits, caller).await?;
-    let head = Head::new(&model);
+    let head = Head::new("chatcmpl", &model);
     let (prompt_tokens, samples) = (engine_request.prompt.len(), engine_request.samples);
     let text = TextOptions { stops: request.sampling.stops(&state.limits)?, continues_prompt: false };
     let pieces = model.send(engine_request, text, state.limits.requests)?;
 
     if request.stream {
         let include_usage = request.stream_options.unwrap_or_default().include_usage;
-        let chunks = Chunks {
-            pieces,
-            head,
-            model,
-            wants_logprobs: request.logprobs,
-            usage: Usage::of(prompt_tokens, 0),
-        };
-        return Ok(chunks.into_response(samples, include_usage));
+        let writer = ChatWriter { head, model, wants_logprobs: request.logprobs };
+        return Ok(stream::respond(pieces, samples, prompt_tokens, include_usage, writer));
     }
+
     let answer = Answer::collect(pieces, samples).await?;
     let usage = Usage::of(prompt_tokens, answer.completion_tokens());
     let choice = |(index, reply): (u32, Reply)| ChatChoice {
         index,
         logprobs: request.logprobs.then(|| ChatLogprobs::new(&model, &reply.tokens)),
-        finish_reason: reply.reason.map(reason_name),
+        finish_reason: reply.reason.map(FinishReason::name),
         message: ChatReply { role: "assistant", content: reply.text },
     };
     let choices = (0..).zip(answer.replies).map(choice).collect();
@@ -291,7 +269,7 @@ impl ChatRequest {
             let encoded = model.ready()?.tokenizer.encode_prompt(&messages);
             encoded.map(Into::into).map_err(|error| ApiError::template(error.to_string()))
         };
-        tokio::task::spawn_blocking(encode).await.map_err(|error| ApiError::failed(error.to_string()))?
+        off_thread(encode).await
     }
 }
 
@@ -329,37 +307,9 @@ impl ChatMessage {
     }
 }
 
-/// What every answer begins with.
-#[derive(Clone, Debug)]
-pub(crate) struct Head {
-    pub(crate) id: String,
-    pub(crate) created: u64,
-    pub(crate) model: String,
-}
-
-impl Head {
-    pub(crate) fn new(model: &Model) -> Self {
-        use std::time::{SystemTime, UNIX_EPOCH};
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Self {
-            id: format!("chatcmpl-{:016x}", super::sampling::rand_seed()),
-            created,
-            model: model.name.clone(),
-        }
-    }
-}
-
-impl Usage {
-    pub(crate) fn of(prompt_tokens: usize, completion_tokens: usize) -> Self {
-        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
-    }
-}
-
 impl ChatLogprobs {
-    fn new(model: &Model, tokens: &[TokenLogprob]) -> Self {
-        let text = |id: i64| {
-            model.ready().ok().and_then(|ready| ready.tokenizer.token_text(id).ok()).unwrap_or_default()
-        };
+    fn new(model: &Model, drawn: &[TokenLogprob]) -> Self {
+        let text = |id: i64| tokens::token_text(model, id);
         let top = |&(id, logprob): &TopLogprob| {
             let token = text(id);
             ChatTopLogprob { bytes: token.as_bytes().to_vec(), token, logprob }
@@ -375,88 +325,18 @@ impl ChatLogprobs {
                 top_logprobs: most_likely.iter().map(top).collect(),
             }
         };
-        Self { content: tokens.iter().map(logprob).collect() }
+        Self { content: drawn.iter().map(logprob).collect() }
     }
 }
 
-/// The events of a streamed reply.
-struct Chunks {
-    pieces: Pieces,
+/// Writes the chunks of a streamed reply.
+struct ChatWriter {
     head: Head,
     model: Arc<Model>,
     wants_logprobs: bool,
-    usage: Usage,
 }
 
-/// Where a stream is.
-enum Place {
-    /// The samples that have not begun.
-    Begin(u32),
-    /// The samples that have not ended.
-    Reply(u32),
-    Usage,
-    Done,
-    End,
-}
-
-impl Chunks {
-    fn into_response(self, samples: u32, include_usage: bool) -> Response {
-        let events = self.events(samples, include_usage);
-        let keep_alive = KeepAlive::new().interval(Duration::from_secs(15));
-        Sse::new(events).keep_alive(keep_alive).into_response()
-    }
-
-    fn events(self, samples: u32, include_usage: bool) -> impl Stream<Item = Result<Event, Infallible>> {
-        let after_replies = if include_usage { Place::Usage } else { Place::Done };
-        let start = (self, Place::Begin(0), Some(after_replies));
-        stream::unfold(start, move |(mut chunks, mut place, mut after)| async move {
-            loop {
-                match place {
-                    Place::Begin(sample) if sample < samples => {
-                        let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
-                        let event = chunks.choice(sample, delta, None, None);
-                        return Some((Ok(event), (chunks, Place::Begin(sample + 1), after)));
-                    }
-                    Place::Begin(_) => place = Place::Reply(samples),
-                    Place::Reply(0) => place = after.take().unwrap_or(Place::Done),
-                    Place::Reply(open) => match chunks.pieces.next().await {
-                        Piece::Prompt { .. } => {}
-                        Piece::Token { sample, text, token } => {
-                            chunks.usage =
-                                Usage::of(chunks.usage.prompt_tokens, chunks.usage.completion_tokens + 1);
-                            if text.is_empty() && !chunks.wants_logprobs {
-                                continue;
-                            }
-                            let logprobs =
-                                chunks.wants_logprobs.then(|| ChatLogprobs::new(&chunks.model, &[token]));
-                            let delta = Delta { role: None, content: Some(text) };
-                            let event = chunks.choice(sample, delta, logprobs, None);
-                            return Some((Ok(event), (chunks, Place::Reply(open), after)));
-                        }
-                        Piece::Finished { sample, text, reason } => {
-                            let content = (!text.is_empty()).then_some(text);
-                            let delta = Delta { role: None, content };
-                            let event = chunks.choice(sample, delta, None, Some(reason_name(reason)));
-                            return Some((Ok(event), (chunks, Place::Reply(open - 1), after)));
-                        }
-                        Piece::Failed(error) => {
-                            let event = json_event(&error.to_body());
-                            return Some((Ok(event), (chunks, Place::End, after)));
-                        }
-                    },
-                    Place::Usage => {
-                        let event = json_event(&chunks.chunk(Vec::new(), Some(chunks.usage)));
-                        return Some((Ok(event), (chunks, Place::Done, after)));
-                    }
-                    Place::Done => {
-                        return Some((Ok(Event::default().data("[DONE]")), (chunks, Place::End, after)));
-                    }
-                    Place::End => return None,
-                }
-            }
-        })
-    }
-
+impl ChatWriter {
     fn choice(
         &self,
         index: u32,
@@ -464,16 +344,35 @@ impl Chunks {
         logprobs: Option<ChatLogprobs>,
         finish_reason: Option<&'static str>,
     ) -> Event {
-        json_event(&self.chunk(vec![ChunkChoice { index, delta, logprobs, finish_reason }], None))
+        self.chunk(vec![ChunkChoice { index, delta, logprobs, finish_reason }], None)
     }
 
-    fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Usage>) -> ChatChunk {
+    fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Usage>) -> Event {
         let Head { id, created, model } = self.head.clone();
-        ChatChunk { id, object: "chat.completion.chunk", created, model, choices, usage }
+        json_event(&ChatChunk { id, object: "chat.completion.chunk", created, model, choices, usage })
     }
 }
 
-/// An event with JSON.
-pub(crate) fn json_event(value: &impl Serialize) -> Event {
-    Event::default().data(serde_json::to_string(value).expect("every value here is JSON"))
+impl ChunkWriter for ChatWriter {
+    fn begin(&mut self, sample: u32) -> Option<Event> {
+        let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
+        Some(self.choice(sample, delta, None, None))
+    }
+
+    fn token(&mut self, sample: u32, text: String, token: &TokenLogprob) -> Option<Event> {
+        if text.is_empty() && !self.wants_logprobs {
+            return None;
+        }
+        let logprobs = self.wants_logprobs.then(|| ChatLogprobs::new(&self.model, slice::from_ref(token)));
+        Some(self.choice(sample, Delta { role: None, content: Some(text) }, logprobs, None))
+    }
+
+    fn finished(&mut self, sample: u32, text: String, reason: &'static str) -> Event {
+        let content = (!text.is_empty()).then_some(text);
+        self.choice(sample, Delta { role: None, content }, None, Some(reason))
+    }
+
+    fn usage(&mut self, usage: Usage) -> Event {
+        self.chunk(Vec::new(), Some(usage))
+    }
 }

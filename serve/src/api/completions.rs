@@ -1,28 +1,26 @@
 //! `/v1/completions`: texts that are continued as they are, without a template.
 
-use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::State as Shared;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
-use futures_util::stream::{self, Stream};
-use inference::request::{Request, TopLogprob};
+use inference::request::{FinishReason, Request, TopLogprob};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::answer::{Answer, Reply, reason_name};
-use super::chat::{Head, StreamOptions, Usage, json_event};
+use super::answer::{Answer, Head, Reply, StreamOptions, Usage};
 use super::sampling::{Sampling, new_tokens};
+use super::stream::{self, ChunkWriter, json_event};
+use super::tokens::{self, off_thread};
 use crate::auth::Caller;
 use crate::error::{ApiError, Failures};
 use crate::json::Json;
 use crate::state::{Limits, Model, ModelKind, Pieces, State};
-use crate::worker::{Piece, TextOptions};
+use crate::worker::{TextOptions, TokenLogprob};
 
 /// The most tokens of a reply if the request does not say.
 const DEFAULT_NEW_TOKENS: usize = 16;
@@ -114,27 +112,34 @@ pub(crate) async fn complete(
     let model = Arc::clone(state.model(&request.model)?);
     let requests = request.engine_requests(&model, &state.limits, caller).await?;
     let text = TextOptions { stops: request.sampling.stops(&state.limits)?, continues_prompt: true };
-    let head = Head::new(&model);
+    let head = Head::new("cmpl", &model);
     let samples = request.sampling.samples(&state.limits)?;
     let prompts: Vec<Arc<[i64]>> = requests.iter().map(|request| Arc::clone(&request.prompt)).collect();
     let send = |request: Request| model.send(request, text.clone(), state.limits.requests);
     let mut pieces: Vec<Pieces> = requests.into_iter().map(send).collect::<Result<_, _>>()?;
 
     if request.stream {
-        let chunks = Chunks { pieces: pieces.remove(0), head, usage: Usage::of(prompts[0].len(), 0) };
-        return Ok(chunks.into_response(samples, request.stream_options.unwrap_or_default().include_usage));
+        let include_usage = request.stream_options.unwrap_or_default().include_usage;
+        let (wants_logprobs, offsets) = (request.logprobs.is_some(), vec![0; samples as usize]);
+        let writer = CompletionWriter { head, model, wants_logprobs, offsets };
+        return Ok(stream::respond(pieces.remove(0), samples, prompts[0].len(), include_usage, writer));
     }
+
     // All answers are read at once: none waits until its channel is full.
     let answers = try_join_all(pieces.into_iter().map(|pieces| Answer::collect(pieces, samples))).await?;
     let usage = Usage::of(
         prompts.iter().map(|prompt| prompt.len()).sum(),
         if request.is_scored_only() { 0 } else { answers.iter().map(Answer::completion_tokens).sum() },
     );
-    let writer = Writer { model: &model, request: &request };
     let mut choices = Vec::new();
-    for (prompt, answer) in prompts.iter().zip(answers) {
-        writer.add_choices(prompt, answer, &mut choices)?;
+    for (ids, Answer { replies, prompt_logprobs, prompt_top }) in prompts.iter().zip(answers) {
+        let prompt = ScoredPrompt { ids, logprobs: &prompt_logprobs, top: &prompt_top };
+        let prompt = request.echo.then_some(&prompt);
+        for reply in replies {
+            choices.push(choice(&request, &model, choices.len(), prompt, reply)?);
+        }
     }
+
     let Head { id, created, model } = head;
     let usage = Some(usage);
     Ok(axum::Json(CompletionResponse { id, object: "text_completion", created, model, choices, usage })
@@ -174,13 +179,10 @@ impl CompletionRequest {
         }
 
         let ready = model.ready_as(ModelKind::Language)?;
-        let prompts = self.prompt.tokens(Arc::clone(model), "prompt").await?;
-        if prompts.is_empty() || prompts.len() > limits.prompts {
-            return refuse("prompt", format!("{} prompts; from 1 to {}", prompts.len(), limits.prompts));
-        }
-        if self.stream && prompts.len() > 1 {
+        if self.stream && self.prompt.count() > 1 {
             return refuse("prompt", "several prompts are not streamed: send them one by one".to_owned());
         }
+        let prompts = self.prompt.tokens(Arc::clone(model), "prompt", limits).await?;
         let request = |prompt: Arc<[i64]>| {
             Ok(Request {
                 // A prompt that is only scored needs room for a token all the same, which nobody sees.
@@ -196,8 +198,26 @@ impl CompletionRequest {
 }
 
 impl Prompts {
+    /// The number of prompts.
+    fn count(&self) -> usize {
+        match self {
+            Self::Text(_) | Self::Ids(_) => 1,
+            Self::Texts(texts) => texts.len(),
+            Self::ManyIds(prompts) => prompts.len(),
+        }
+    }
+
     /// The tokens of the prompts, of which each has one at least.
-    pub(crate) async fn tokens(&self, model: Arc<Model>, field: &str) -> Result<Vec<Arc<[i64]>>, ApiError> {
+    pub(crate) async fn tokens(
+        &self,
+        model: Arc<Model>,
+        field: &str,
+        limits: &Limits,
+    ) -> Result<Vec<Arc<[i64]>>, ApiError> {
+        let (count, most) = (self.count(), limits.prompts);
+        if !(1..=most).contains(&count) {
+            return Err(ApiError::field(field, format!("{count} texts; from 1 to {most}")));
+        }
         let vocab_size = model.ready()?.vocab_size;
         let prompts = self.encoded(model).await?;
         for (index, prompt) in prompts.iter().enumerate() {
@@ -224,155 +244,126 @@ impl Prompts {
             let encoded: Result<_, datasets::Error> = texts.iter().map(ids).collect();
             encoded.map_err(|error| ApiError::body(error.to_string()))
         };
-        tokio::task::spawn_blocking(encode).await.map_err(|error| ApiError::failed(error.to_string()))?
+        off_thread(encode).await
     }
 }
 
-/// Writes the choices of an answer.
-struct Writer<'a> {
-    model: &'a Model,
-    request: &'a CompletionRequest,
-}
+/// The choice of a reply. Its text begins with the prompt if the request wants that.
+fn choice(
+    request: &CompletionRequest,
+    model: &Model,
+    index: usize,
+    prompt: Option<&ScoredPrompt<'_>>,
+    reply: Reply,
+) -> Result<CompletionChoice, ApiError> {
+    let is_scored_only = request.is_scored_only();
+    let reply = if is_scored_only { Reply { reason: reply.reason, ..Reply::default() } } else { reply };
 
-impl Writer<'_> {
-    fn add_choices(
-        &self,
-        prompt: &[i64],
-        answer: Answer,
-        choices: &mut Vec<CompletionChoice>,
-    ) -> Result<(), ApiError> {
-        let is_scored_only = self.request.is_scored_only();
-        let prompt_text = if self.request.echo { self.text(prompt)? } else { String::new() };
-        let Answer { replies, prompt_logprobs, prompt_top } = answer;
-        for mut reply in replies {
-            if is_scored_only {
-                reply = Reply { reason: reply.reason, ..Reply::default() };
-            }
-            let logprobs = if self.request.logprobs.is_some() {
-                let mut logprobs = CompletionLogprobs::default();
-                if self.request.echo {
-                    self.add_prompt(prompt, &prompt_logprobs, &prompt_top, &mut logprobs)?;
-                }
-                for token in &reply.tokens {
-                    self.add_token(token.id, Some(token.logprob), Some(&token.top), &mut logprobs)?;
-                }
-                Some(logprobs)
-            } else {
-                None
-            };
-            choices.push(CompletionChoice {
-                index: choices.len(),
-                text: format!("{prompt_text}{}", reply.text),
-                logprobs,
-                finish_reason: if is_scored_only { Some("length") } else { reply.reason.map(reason_name) },
-            });
-        }
-        Ok(())
+    let mut logprobs = CompletionLogprobs::default();
+    if let Some(prompt) = prompt {
+        logprobs.add_prompt(model, prompt);
+    }
+    for token in &reply.tokens {
+        logprobs.add(model, token.id, Some((token.logprob, &token.top)));
     }
 
+    let echoed = prompt.map(|prompt| text_of(model, prompt.ids)).transpose()?;
+    Ok(CompletionChoice {
+        index,
+        text: echoed.unwrap_or_default() + &reply.text,
+        logprobs: request.logprobs.is_some().then_some(logprobs),
+        finish_reason: if is_scored_only { Some("length") } else { reply.reason.map(FinishReason::name) },
+    })
+}
+
+/// A prompt with its log-probabilities from the second token on.
+struct ScoredPrompt<'a> {
+    ids: &'a [i64],
+    logprobs: &'a [f32],
+    top: &'a [Vec<TopLogprob>],
+}
+
+impl CompletionLogprobs {
     /// Adds the tokens of a prompt, of which the first has no log-probability.
-    fn add_prompt(
-        &self,
-        prompt: &[i64],
-        logprobs: &[f32],
-        top: &[Vec<TopLogprob>],
-        to: &mut CompletionLogprobs,
-    ) -> Result<(), ApiError> {
-        let Some((&first, rest)) = prompt.split_first() else { return Ok(()) };
-        self.add_token(first, None, None, to)?;
-        for ((&id, &logprob), top) in rest.iter().zip(logprobs).zip(top) {
-            self.add_token(id, Some(logprob), Some(top), to)?;
+    fn add_prompt(&mut self, model: &Model, prompt: &ScoredPrompt<'_>) {
+        let Some((&first, rest)) = prompt.ids.split_first() else { return };
+        self.add(model, first, None);
+        for ((&id, &logprob), top) in rest.iter().zip(prompt.logprobs).zip(prompt.top) {
+            self.add(model, id, Some((logprob, top)));
         }
-        Ok(())
     }
 
-    fn add_token(
-        &self,
-        id: i64,
-        logprob: Option<f32>,
-        top: Option<&Vec<TopLogprob>>,
-        to: &mut CompletionLogprobs,
-    ) -> Result<(), ApiError> {
-        // The first token of a text has no token before it.
-        let is_first = to.tokens.is_empty() && logprob.is_none();
-        let text = |id: i64| if is_first { self.text(&[id]) } else { self.token_text(id) };
-        let before = to.text_offset.last().zip(to.tokens.last());
-        let offset = before.map_or(0, |(offset, token): (&usize, &String)| offset + token.chars().count());
-        to.text_offset.push(offset);
-        to.tokens.push(text(id)?);
-        to.token_logprobs.push(logprob);
-        to.top_logprobs.push(match top {
-            None => None,
-            Some(top) => {
-                let entry = |&(id, logprob): &TopLogprob| Ok((text(id)?, Value::from(logprob)));
-                Some(top.iter().map(entry).collect::<Result<_, ApiError>>()?)
-            }
-        });
-        Ok(())
-    }
+    /// Adds a token with its log-probability and the most likely tokens in its place.
+    fn add(&mut self, model: &Model, id: i64, scored: Option<(f32, &Vec<TopLogprob>)>) {
+        let before = self.text_offset.last().zip(self.tokens.last());
+        let offset = before.map_or(0, |(offset, token)| offset + token.chars().count());
+        // The first token of a text has no token before it, and no space.
+        let text = match scored {
+            None => text_of(model, &[id]).unwrap_or_else(|_| tokens::token_text(model, id)),
+            Some(_) => tokens::token_text(model, id),
+        };
+        let entry = |&(id, logprob): &TopLogprob| (tokens::token_text(model, id), Value::from(logprob));
 
-    fn token_text(&self, id: i64) -> Result<String, ApiError> {
-        self.model.ready()?.tokenizer.token_text(id).map_err(|error| ApiError::body(error.to_string()))
-    }
-
-    fn text(&self, ids: &[i64]) -> Result<String, ApiError> {
-        let text = self.model.ready()?.tokenizer.decode(ids, false);
-        text.map_err(|error| ApiError::body(error.to_string()))
+        self.text_offset.push(offset);
+        self.tokens.push(text);
+        self.token_logprobs.push(scored.map(|(logprob, _)| logprob));
+        self.top_logprobs.push(scored.map(|(_, top)| top.iter().map(entry).collect()));
     }
 }
 
-/// The events of a streamed text.
-struct Chunks {
-    pieces: Pieces,
+fn text_of(model: &Model, ids: &[i64]) -> Result<String, ApiError> {
+    model.ready()?.tokenizer.decode(ids, false).map_err(|error| ApiError::body(error.to_string()))
+}
+
+/// Writes the chunks of a streamed text.
+struct CompletionWriter {
     head: Head,
-    usage: Usage,
+    model: Arc<Model>,
+    wants_logprobs: bool,
+    /// Where the next token of each sample begins, in characters.
+    offsets: Vec<usize>,
 }
 
-impl Chunks {
-    fn into_response(self, samples: u32, include_usage: bool) -> Response {
-        let keep_alive = KeepAlive::new().interval(Duration::from_secs(15));
-        Sse::new(self.events(samples, include_usage)).keep_alive(keep_alive).into_response()
+impl CompletionWriter {
+    fn choice(
+        &self,
+        index: u32,
+        text: String,
+        logprobs: Option<CompletionLogprobs>,
+        finish_reason: Option<&'static str>,
+    ) -> Event {
+        let choice = CompletionChoice { index: index as usize, text, logprobs, finish_reason };
+        self.chunk(vec![choice], None)
     }
 
-    fn events(self, samples: u32, include_usage: bool) -> impl Stream<Item = Result<Event, Infallible>> {
-        let texts =
-            stream::unfold((self, samples, include_usage), |(mut chunks, open, include_usage)| async move {
-                if open == 0 {
-                    let usage = chunks.usage;
-                    let event = include_usage.then(|| json_event(&chunks.chunk(Vec::new(), Some(usage))))?;
-                    return Some((Ok(event), (chunks, 0, false)));
-                }
-                loop {
-                    match chunks.pieces.next().await {
-                        Piece::Prompt { .. } => {}
-                        Piece::Token { sample, text, .. } => {
-                            chunks.usage =
-                                Usage::of(chunks.usage.prompt_tokens, chunks.usage.completion_tokens + 1);
-                            if !text.is_empty() {
-                                let event = chunks.choice(sample, text, None);
-                                return Some((Ok(event), (chunks, open, include_usage)));
-                            }
-                        }
-                        Piece::Finished { sample, text, reason } => {
-                            let event = chunks.choice(sample, text, Some(reason_name(reason)));
-                            return Some((Ok(event), (chunks, open - 1, include_usage)));
-                        }
-                        Piece::Failed(error) => {
-                            return Some((Ok(json_event(&error.to_body())), (chunks, 0, false)));
-                        }
-                    }
-                }
-            });
-        stream::StreamExt::chain(texts, stream::once(async { Ok(Event::default().data("[DONE]")) }))
-    }
-
-    fn choice(&self, index: u32, text: String, finish_reason: Option<&'static str>) -> Event {
-        let choice = CompletionChoice { index: index as usize, text, logprobs: None, finish_reason };
-        json_event(&self.chunk(vec![choice], None))
-    }
-
-    fn chunk(&self, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> CompletionResponse {
+    fn chunk(&self, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> Event {
         let Head { id, created, model } = self.head.clone();
-        CompletionResponse { id, object: "text_completion", created, model, choices, usage }
+        json_event(&CompletionResponse { id, object: "text_completion", created, model, choices, usage })
+    }
+}
+
+impl ChunkWriter for CompletionWriter {
+    fn begin(&mut self, _: u32) -> Option<Event> {
+        None
+    }
+
+    fn token(&mut self, sample: u32, text: String, token: &TokenLogprob) -> Option<Event> {
+        if !self.wants_logprobs {
+            return (!text.is_empty()).then(|| self.choice(sample, text, None, None));
+        }
+        let mut logprobs = CompletionLogprobs::default();
+        logprobs.add(&self.model, token.id, Some((token.logprob, &token.top)));
+        let offset = &mut self.offsets[sample as usize];
+        logprobs.text_offset[0] = *offset;
+        *offset += logprobs.tokens[0].chars().count();
+        Some(self.choice(sample, text, Some(logprobs), None))
+    }
+
+    fn finished(&mut self, sample: u32, text: String, reason: &'static str) -> Event {
+        self.choice(sample, text, None, Some(reason))
+    }
+
+    fn usage(&mut self, usage: Usage) -> Event {
+        self.chunk(Vec::new(), Some(usage))
     }
 }

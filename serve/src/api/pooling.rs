@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 
 use super::chat::{ChatMessage, to_messages};
 use super::completions::Prompts;
+use super::tokens::off_thread;
 use crate::error::{ApiError, Failures};
 use crate::json::Json;
 use crate::state::{Model, ModelKind, Ready, State};
@@ -105,9 +106,10 @@ pub(crate) async fn embed(
         Some(other) => return Err(ApiError::field("encoding_format", format!("`{other}`; float or base64"))),
     };
     let _ = model.ready_as(ModelKind::Language)?;
-    let rows = request.input.tokens(Arc::clone(&model), "input").await?;
+    let rows = request.input.tokens(Arc::clone(&model), "input", &state.limits).await?;
     let rows: Vec<Vec<i64>> = rows.iter().map(|row| row.to_vec()).collect();
-    let usage = check_rows(&rows, &model, state.limits.prompts, "input")?;
+    let usage = check_rows(&rows, &model)?;
+
     let vectors = model.pool(rows, state.limits.requests).await?;
     let embedding = |(index, vector): (usize, Vec<f32>)| {
         let vector = with_unit_length(vector);
@@ -136,6 +138,11 @@ pub(crate) async fn score(
         (None, Some(conversations)) => conversations,
         _ => return Err(ApiError::field("messages", "give either messages or conversations")),
     };
+    let (count, most) = (conversations.len(), state.limits.prompts);
+    if !(1..=most).contains(&count) {
+        return Err(ApiError::field("conversations", format!("{count} conversations; from 1 to {most}")));
+    }
+
     let encoding = Arc::clone(&model);
     let encode = move || -> Result<Vec<Vec<i64>>, ApiError> {
         let tokenizer = &encoding.ready()?.tokenizer;
@@ -145,21 +152,18 @@ pub(crate) async fn score(
         };
         conversations.iter().map(tokens).collect()
     };
-    let rows =
-        tokio::task::spawn_blocking(encode).await.map_err(|error| ApiError::failed(error.to_string()))??;
-    let usage = check_rows(&rows, &model, state.limits.prompts, "conversations")?;
+    let rows = off_thread(encode).await?;
+    let usage = check_rows(&rows, &model)?;
+
     let scores = model.pool(rows, state.limits.requests).await?;
     let score = |(index, score): (usize, Vec<f32>)| Score { object: "score", index, score: score[0] };
     let data = scores.into_iter().enumerate().map(score).collect();
     Ok(axum::Json(ScoreResponse { object: "list", data, model: request.model, usage }))
 }
 
-/// Checks the number and the lengths of rows.
-fn check_rows(rows: &[Vec<i64>], model: &Model, most: usize, field: &str) -> Result<PoolingUsage, ApiError> {
+/// Checks the lengths of rows.
+fn check_rows(rows: &[Vec<i64>], model: &Model) -> Result<PoolingUsage, ApiError> {
     let Ready { context, .. } = model.ready()?;
-    if rows.is_empty() || rows.len() > most {
-        return Err(ApiError::field(field, format!("{} texts; from 1 to {most}", rows.len())));
-    }
     if let Some(row) = rows.iter().find(|row| row.len() >= *context) {
         return Err(ApiError::context(row.len(), 1, *context));
     }

@@ -101,10 +101,11 @@ impl Sampling {
         if let Err(inference::Error::Sampling { key, value, wanted }) = sampling.check() {
             return Err(ApiError::field(key, format!("{value} {wanted}")));
         }
+
         Ok(Request {
             samples: self.samples(limits)?,
             logit_bias: self.bias(model.vocab_size)?,
-            seed: self.seed.map_or_else(rand_seed, i64::cast_unsigned),
+            seed: self.seed.map_or_else(rand::random, i64::cast_unsigned),
             stop_ids: if self.ignore_eos { Arc::new([]) } else { Arc::clone(&model.stop_ids) },
             ..Request::new(prompt, sampling)
         })
@@ -129,12 +130,6 @@ impl Sampling {
         });
         bias.collect()
     }
-}
-
-/// A seed that no other request has.
-pub(crate) fn rand_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(())
 }
 
 /// The number of new tokens: what the request wants, or all that fit.

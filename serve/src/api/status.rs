@@ -10,12 +10,14 @@ use axum::response::IntoResponse;
 use utoipa::OpenApi;
 
 use super::{chat, completions, models, pooling, tokens};
+use crate::error::ErrorBody;
 use crate::state::State;
 
 /// The description of the paths.
 #[derive(OpenApi)]
 #[openapi(
     info(title = "colossal-chat", description = "Replies of language models, in the form of OpenAI's API."),
+    components(schemas(ErrorBody)),
     paths(
         chat::complete,
         completions::complete,

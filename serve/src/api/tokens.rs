@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::error::{ApiError, Failures};
 use crate::json::Json;
-use crate::state::State;
+use crate::state::{Model, State};
 
 /// A text.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -59,9 +59,7 @@ pub(crate) async fn tokenize(
         let tokens = tokens.map_err(|error| ApiError::body(error.to_string()))?;
         Ok(TokenizeResponse { count: tokens.len(), max_model_len: ready.context, tokens })
     };
-    let response =
-        tokio::task::spawn_blocking(encode).await.map_err(|error| ApiError::failed(error.to_string()))?;
-    response.map(axum::Json)
+    off_thread(encode).await.map(axum::Json)
 }
 
 /// Makes text of tokens.
@@ -73,8 +71,26 @@ pub(crate) async fn detokenize(
     Shared(state): Shared<Arc<State>>,
     Json(request): Json<DetokenizeRequest>,
 ) -> Result<axum::Json<DetokenizeResponse>, ApiError> {
-    let ready = state.model(&request.model)?.ready()?;
-    let text = ready.tokenizer.decode(&request.tokens, false);
-    let prompt = text.map_err(|error| ApiError::field("tokens", error.to_string()))?;
+    let model = Arc::clone(state.model(&request.model)?);
+    let decode = move || {
+        let text = model.ready()?.tokenizer.decode(&request.tokens, false);
+        text.map_err(|error| ApiError::field("tokens", error.to_string()))
+    };
+    let prompt = off_thread(decode).await?;
     Ok(axum::Json(DetokenizeResponse { prompt }))
+}
+
+/// Runs a tokenizer or a template on a thread of its own: it may take long, and other requests go on
+/// meanwhile.
+pub(crate) async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| ApiError::failed(error.to_string()))?
+}
+
+/// The text of a token beside its log-probability. A token without a text, as tables that are larger than the
+/// tokenizer have, is shown by its id, as vLLM does.
+pub(crate) fn token_text(model: &Model, id: i64) -> String {
+    let text = model.ready().ok().and_then(|ready| ready.tokenizer.token_text(id).ok());
+    text.unwrap_or_else(|| format!("token_id:{id}"))
 }
