@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | a stage trains ([`enter_graceful`]) | the step is finished and saved | exits at once |
 //! | `chat` answers ([`enter_graceful`]) | the answer stops | exits at once |
+//! | `serve` runs ([`enter_graceful`]) | replies under way end, new requests are refused | exits at once |
 //! | the program does anything else | exits at once | |
 //!
 //! SIGUSR1 sets a flag while a stage trains: a checkpoint is saved after the step, and the run continues. At

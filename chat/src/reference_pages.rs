@@ -1,5 +1,5 @@
-//! The tables of `docs/commands.md` and `docs/configuration.md`, which come from the command line and from the
-//! documentation of the configuration's fields.
+//! The tables of `docs/commands.md` and `docs/configuration.md`, which come from the command line and from
+//! the documentation of the configuration's fields.
 //!
 //! A page has a table between the lines `<!-- generated: NAME -->` and `<!-- end -->`, and everything else is
 //! written by hand. A test fails if a table is not current; with `UPDATE_DOCS=1` it writes the page instead.
