@@ -121,9 +121,19 @@ const RIDDLES: [&str; 4] = ["That of ", "Those of ", "of so many", "stands for t
 fn comments_name_their_nouns() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut found = Vec::new();
-    for crate_name in
-        ["parallel", "gemini", "models", "inference", "datasets", "serve", "rlhf", "eval", "tui", "chat"]
-    {
+    for crate_name in [
+        "parallel",
+        "gemini",
+        "models",
+        "inference",
+        "datasets",
+        "serve",
+        "rlhf",
+        "eval",
+        "text",
+        "tui",
+        "chat",
+    ] {
         for file in sources(&root.join(crate_name).join("src")) {
             let text = std::fs::read_to_string(&file).unwrap();
             for (index, line) in text.lines().enumerate() {

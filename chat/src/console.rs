@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 
-use tui::text::{sanitize, single_line, width};
+use text::{sanitize, single_line, width};
 
 /// Where messages go while a full screen is shown.
 static DIVERTED: Mutex<Option<Sender<String>>> = Mutex::new(None);

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use parallel::{LocalRank, runtime};
 use tch::Device;
-use tui::number::counted;
+use text::number::counted;
 
 use crate::config::{ConfigError, DeviceSetting};
 use crate::console::print_stderr;

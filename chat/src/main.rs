@@ -118,6 +118,6 @@ fn show_panics_harmlessly() {
         if parallel::error_class::refusal(&message).is_some() {
             return;
         }
-        if tui::text::sanitize(&message) == message { usual(panic) } else { print_stderr(&message) }
+        if text::sanitize(&message) == message { usual(panic) } else { print_stderr(&message) }
     }));
 }

@@ -10,9 +10,9 @@ use std::time::SystemTime;
 
 use gemini::checkpoint;
 use serde_json::{Map, Value, json};
+use text::number::counted;
+use text::single_line;
 use tui::dashboard::{Event, RunFacts, Sample, Series, THROUGHPUT};
-use tui::number::counted;
-use tui::text::single_line;
 
 use crate::config::{self, ConfigError, Difference, RunConfig};
 use crate::console::print_stderr;

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use tui::text::single_line;
+use text::single_line;
 
 /// Returns the path as a word of a command line.
 pub(crate) fn quote(path: &Path) -> String {

@@ -193,7 +193,7 @@ fn short_name(path: &str) -> String {
         [.., name] => name.to_owned(),
         [] => path.to_owned(),
     };
-    crate::text::single_line(&name)
+    text::single_line(&name)
 }
 
 /// Several models that answer the same.

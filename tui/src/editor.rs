@@ -8,7 +8,7 @@
 //! from outside.
 //!
 //! The text holds no control characters but line feeds and tabs. Pasted and recalled text goes through
-//! [`text::sanitize`](crate::text::sanitize), so what is drawn is what is sent. This module does not know
+//! [`text::sanitize`], so what is drawn is what is sent. This module does not know
 //! sending, files or the screen around it: keys that are not its own are [`Outcome::Ignored`].
 
 mod document;

@@ -15,7 +15,7 @@ use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Span};
 
 use crate::terminal::paint;
-use crate::{number, text};
+use text::number;
 
 /// Measurements of the generation of one reply.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,6 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
 use crate::dashboard::chart::{self, Curve};
-use crate::text;
 use crate::theme::{Symbols, Theme, ThemeName};
 
 /// A curve: its name, and pairs of step and value.

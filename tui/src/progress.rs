@@ -22,7 +22,6 @@ use ratatui::style::Stylize;
 use ratatui::text::Line;
 
 use crate::terminal::{Every, Layout, Mode, paint};
-use crate::text;
 use rate::Rate;
 use stage::{Stage, fit};
 

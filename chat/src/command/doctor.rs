@@ -15,7 +15,7 @@ use parallel::dispatch::{self, Value};
 use parallel::{autograd, launch, memory, runtime};
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
-use tui::number::counted;
+use text::number::counted;
 
 use self::bench::ProcessorTime;
 use crate::args::DoctorArgs;

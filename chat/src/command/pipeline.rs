@@ -18,7 +18,7 @@ use datasets::{Tokenizer, TrainOptions, table};
 use eval::task::Task;
 use gemini::checkpoint;
 use parallel::{LocalRank, Mesh, ProcessGroups, regular_file};
-use tui::number::counted;
+use text::number::counted;
 
 use crate::args::{ModelHostArgs, TrainArgs};
 use crate::command::data::write_world;

@@ -9,8 +9,8 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
+use text::number;
 use tui::dashboard::{Dashboard, Effect, Event, Request, Status};
-use tui::number;
 use tui::screen::{Input, Options, Screen};
 use tui::terminal::{Environment, Layout, Mode};
 use tui::theme::{Symbols, Theme, ThemeName};

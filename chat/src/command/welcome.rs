@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use tui::text::single_line;
+use text::single_line;
 
 use crate::console::print;
 use crate::nearby::{Model, Nearby, RowFile, Run};

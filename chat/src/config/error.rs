@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use parallel::ErrorClass;
-use tui::number::counted;
+use text::number::counted;
 
 use super::location::SourceLocation;
 

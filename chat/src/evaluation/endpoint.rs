@@ -140,7 +140,7 @@ impl EndpointModel {
     pub(crate) fn connect(address: &str, options: EndpointOptions) -> anyhow::Result<Self> {
         let model = RemoteModel::connect_within(address, options.timeout, options.key)?;
         let base = address.split_once('#').map_or(address, |(base, _)| base).trim_end_matches('/');
-        let name = format!("{base}#{}", tui::text::single_line(model.name()));
+        let name = format!("{base}#{}", text::single_line(model.name()));
         let identity = model.identity()?;
         let told = format!("{ENGINE}\n{base}\n{}\n{identity}\ntop_p {TOP_P}", model.name());
         let digest = format!("{}{ENDPOINT_DIGEST}", sha256(told.as_bytes()));

@@ -18,7 +18,7 @@ use eval::task::{OutputType, Registry, Selection, Task};
 use parallel::comm::ProcessGroup;
 use parallel::{LocalRank, ProcessGroups, regular_file};
 use serde_json::{Value, json};
-use tui::number::counted;
+use text::number::counted;
 
 use super::marks::{Mark, remove_marks};
 use super::model::{self, Candidate};

@@ -4,7 +4,6 @@
 //! is in no message.
 
 use parallel::ErrorClass;
-use tui::text;
 
 /// The longest text of a server in a message, in characters.
 const EXCERPT: usize = 300;

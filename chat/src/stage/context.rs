@@ -13,7 +13,7 @@ use parallel::{Axis, Mesh, ProcessGroups, Transport, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
 use tch::Device;
-use tui::number;
+use text::number;
 
 use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::console::print_stderr;

@@ -5,7 +5,7 @@ use std::path::Path;
 use parallel::{Axis, Mesh};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
-use tui::number;
+use text::number;
 
 use super::fit::{NOTHING_FITS, Shortage};
 use super::model_memory::ModelBytes;

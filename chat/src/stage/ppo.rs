@@ -12,8 +12,8 @@ use parallel::ProcessGroups;
 use rlhf::ppo::{CRITIC_FOLDER, Data, Ppo};
 use rlhf::rollout::PpoModels;
 use tch::Kind;
+use text::number::counted;
 use tui::dashboard::{Charts, THROUGHPUT};
-use tui::number::counted;
 
 use super::context::{self, Hooks, StageContext, run_in_folder, tokenizer, trainable_options};
 use super::definition::{

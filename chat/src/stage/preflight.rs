@@ -15,7 +15,7 @@ use datasets::{Names, Tokenizer};
 use models::config::Config;
 use models::weights::WeightFolder;
 use parallel::Mesh;
-use tui::number::counted;
+use text::number::counted;
 
 use super::{context, rows};
 use crate::config::section::{DataSection, TokenizerSection};

@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
+use text::{is_hidden, visible};
 
 use crate::Error;
 
@@ -68,32 +69,4 @@ pub(crate) fn safe_json<T: Serialize + ?Sized>(value: &T) -> Result<String, Erro
         }
     }
     Ok(safe)
-}
-
-/// Replaces control characters by their Unicode pictures, and what [`is_hidden`] by the replacement
-/// character. The script of the samples does the same.
-fn visible(character: char) -> char {
-    match character {
-        '\n' | '\t' => character,
-        '\0'..='\u{1f}' => {
-            char::from_u32(0x2400 + character as u32).expect("U+2400 to U+241F are characters")
-        }
-        '\u{7f}' => '␡',
-        hidden if is_hidden(hidden) => '\u{fffd}',
-        other => other,
-    }
-}
-
-/// Whether a character is a control without a picture, a bidirectional control, or a line break that only
-/// some programs know (U+2028 and U+2029).
-fn is_hidden(character: char) -> bool {
-    matches!(
-        character,
-        '\u{80}'..='\u{9f}'
-            | '\u{61c}'
-            | '\u{200e}'
-            | '\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2066}'..='\u{2069}'
-    )
 }

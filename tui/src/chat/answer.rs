@@ -5,7 +5,6 @@ use super::event::{ContextPolicy, ModelEvent};
 use super::overlay::Overlay;
 use super::{ChatScreen, Draft, Slot, SlotState};
 use crate::line::Statistics;
-use crate::text;
 
 impl ChatScreen {
     pub(super) fn report(&mut self, report: ModelEvent) {

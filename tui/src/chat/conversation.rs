@@ -295,7 +295,7 @@ impl Conversation {
     pub fn title(&self) -> Option<String> {
         let first = self.turns.first()?;
         let line = first.text.lines().find(|line| !line.trim().is_empty())?;
-        Some(crate::text::truncate(&crate::text::single_line(line.trim()), 60))
+        Some(text::truncate(&text::single_line(line.trim()), 60))
     }
 }
 

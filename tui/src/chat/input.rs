@@ -12,7 +12,6 @@ use super::overlay::Reaction;
 use super::{ChatScreen, Draft, PromptKind, PromptLine};
 use crate::editor::{Mode, Outcome};
 use crate::screen::Input;
-use crate::text;
 
 /// How long after a key of the input the user counts as typing.
 const TYPING: Duration = Duration::from_secs(1);

@@ -188,8 +188,7 @@ impl ChatScreen {
         turn.asked = asked;
 
         // The input shows control characters, and ends without spaces: that alone is no other answer.
-        let is_other =
-            self.talk.turn(new).text != crate::text::sanitize(&self.talk.turn(old).text).trim_end();
+        let is_other = self.talk.turn(new).text != text::sanitize(&self.talk.turn(old).text).trim_end();
         if is_other && self.judge_pair((new, old), PairSource::Edit, false) {
             self.talk.turn_mut(new).judgement.preferred = true;
             self.written("your version is preferred");
@@ -243,7 +242,7 @@ impl ChatScreen {
         let slot = self.slots.iter().find(|slot| Some(&slot.path) == turn.model.as_ref());
         match (slot, &turn.model, turn.role) {
             (Some(slot), _, _) => slot.name(),
-            (None, Some(model), _) => crate::text::single_line(model),
+            (None, Some(model), _) => text::single_line(model),
             (None, None, Role::Assistant) => "edited".to_owned(),
             (None, None, _) => "you".to_owned(),
         }

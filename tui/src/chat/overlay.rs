@@ -12,7 +12,6 @@ use ratatui::widgets::{Clear, Widget};
 use super::command::COMMANDS;
 use super::event::{SessionSummary, TokenReport, TokenScore};
 use super::keys::{Action, BINDINGS, Keymap};
-use crate::text;
 use crate::theme::{Symbols, Theme};
 
 /// A difference of log-probabilities that is worth a colour, in nats.

@@ -607,7 +607,7 @@ fn a_terminal_shows_what_is_drawn() {
             let mut x = 0;
             while x < row.len() {
                 drawn.push_str(row[x]);
-                x += crate::text::width(row[x]).max(1);
+                x += text::width(row[x]).max(1);
             }
             assert_eq!(line.trim_end(), drawn.trim_end(), "row {y}");
         }

@@ -12,8 +12,8 @@ use ratatui::text::Line;
 
 use super::conversation::TurnId;
 use crate::markdown::{Document, Look};
-use crate::text::{Sanitizer, sanitize};
 use crate::theme::{Symbols, Theme};
+use text::{Sanitizer, sanitize};
 
 /// The narrowest column of a comparison. Answers that would be narrower stand below one another.
 const COLUMN: usize = 24;

@@ -14,7 +14,7 @@ use super::keys::Action;
 use super::transcript::{Block, TextId, Transcript};
 use super::{ChatScreen, Draft, PromptKind, SlotState};
 use crate::editor::Mode;
-use crate::{number, text};
+use text::number;
 
 /// The highest input, in rows.
 const INPUT: u16 = 10;

@@ -11,8 +11,8 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-use crate::number;
 use crate::theme::{Symbols, Theme};
+use text::number;
 
 /// A curve to draw.
 pub(crate) struct Curve<'a> {

@@ -8,8 +8,7 @@ use super::layout::{Pane, arrange};
 use super::painter::{Painter, bar};
 use super::state::{Dashboard, Overlay, Status, THROUGHPUT};
 use super::{keys, pane};
-use crate::number;
-use crate::text;
+use text::number;
 
 /// Draws the dashboard into `area`.
 pub(super) fn draw(dashboard: &Dashboard, area: Rect, buffer: &mut Buffer) {

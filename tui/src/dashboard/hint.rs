@@ -6,7 +6,7 @@
 
 use super::series::Series;
 use super::state::{Dashboard, THROUGHPUT};
-use crate::number::metric;
+use text::number::metric;
 
 /// The number of rows over which a rule averages.
 const WINDOW: usize = 5;

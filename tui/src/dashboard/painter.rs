@@ -5,7 +5,6 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 
 use super::state::Dashboard;
-use crate::text;
 
 /// Draws text of the run: every text that is not ours passes through here.
 pub(super) struct Painter<'a> {

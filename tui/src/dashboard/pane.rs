@@ -10,7 +10,7 @@ use super::painter::{Painter, bar};
 use super::selection::{Chart, charts};
 use super::state::{Dashboard, Memory};
 use super::{hint, series};
-use crate::number;
+use text::number;
 
 /// The number of rows over which a change is shown.
 const WINDOW: usize = 10;

@@ -4,7 +4,7 @@
 //! (1 - w) sum_i w^i x_(t-i) / (1 - w^t)`, as in TensorBoard. A value that is not finite is a gap, and the
 //! average goes on behind it.
 
-use crate::number::median;
+use text::number::median;
 
 /// The weights of the smoothing levels; the first weight smooths nothing.
 pub(super) const SMOOTHING: [f64; 8] = [0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99];

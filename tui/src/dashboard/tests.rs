@@ -239,7 +239,7 @@ fn no_row_is_wider_than_the_screen_and_no_escape_sequence_reaches_it() {
     for (width, height) in [(40, 12), (80, 24), (160, 50)] {
         let text = screen(&dashboard, width, height);
         assert!(!text.contains(|c: char| c.is_control() && c != '\n'));
-        assert!(text.lines().all(|line| crate::text::width(line) <= width.into()));
+        assert!(text.lines().all(|line| text::width(line) <= width.into()));
     }
 }
 

@@ -9,7 +9,6 @@ use std::ops::Range;
 
 use super::layout::Layout;
 use super::motion;
-use crate::text;
 
 /// How many steps can be undone.
 const STEPS: usize = 1000;

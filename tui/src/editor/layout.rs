@@ -17,7 +17,6 @@ use std::ops::Range;
 use ratatui::buffer::{Cell, CellDiffOption, CellWidth};
 
 use super::motion;
-use crate::text;
 
 /// The distance of the tab stops, in cells.
 const TAB: usize = 4;

@@ -20,7 +20,6 @@ use super::look::Look;
 use super::margin::{Margin, trim_end};
 use super::styled::{Spans, Styled};
 use super::table::Table;
-use crate::text;
 
 /// The most containers that may begin on one line. The parser takes time for each of them on each line, so a
 /// block with more is shown as it is written.

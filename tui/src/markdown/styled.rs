@@ -11,8 +11,6 @@ use ratatui::style::Style;
 use ratatui::text::Span;
 use unicode_segmentation::UnicodeSegmentation;
 
-use crate::text;
-
 /// The pieces of one line.
 pub(super) type Spans = Vec<Span<'static>>;
 

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::number::median;
+use text::number::median;
 
 /// Number of updates in the window.
 const WINDOW: usize = 64;

@@ -7,7 +7,7 @@ use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Span};
 
 use super::rate::Rate;
-use crate::{number, text};
+use text::number;
 
 /// Largest and smallest width of the bar in cells. With less room there is no bar.
 const BAR: (usize, usize) = (40, 8);

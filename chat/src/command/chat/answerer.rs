@@ -92,7 +92,7 @@ impl Answerer {
             Self::Local { session, .. } => {
                 let config = session.model.config();
                 let device = format!("{:?}", session.model.device()).to_lowercase();
-                let size = tui::number::count(config.architecture().num_parameters());
+                let size = text::number::count(config.architecture().num_parameters());
                 format!("{size} parameters, context {} tokens, on {device}", config.max_positions())
             }
             Self::Remote(model) => format!("{} behind an endpoint", model.name()),

@@ -14,7 +14,7 @@ use datasets::{
     RowLocation, TableReader, Tokenizer, Unpaired, open_records, table,
 };
 use serde::Serialize;
-use tui::number::median;
+use text::number::median;
 
 use crate::args::CheckArgs;
 use crate::console::print;

@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use datasets::Record;
 use datasets::table::write_records_over;
 use serde::Serialize;
-use tui::number::counted;
+use text::number::counted;
 
 use crate::args::{FeedbackOutputs, ImportFeedbackArgs};
 use crate::config::ConfigError;

@@ -20,7 +20,7 @@ use parallel::arena::Arena;
 use parallel::disk::{DiskFile, DiskQueue, QUEUE_DEPTH, REQUEST_BYTES};
 use parallel::{SysError, autograd};
 use tch::{Device, Kind, Tensor, no_grad};
-use tui::number::median;
+use text::number::median;
 
 use crate::machine_speed::{DiskSpeed, DtypeSpeed, Machine, MachineSpeed, MatmulSpeed, MemorySpeed};
 

@@ -23,7 +23,7 @@ use eval::request_set::Progress;
 use eval::response_cache::ResponseCache;
 use parallel::LocalRank;
 use serde_json::{Value, json};
-use tui::number::counted;
+use text::number::counted;
 
 use crate::args::{EvalJudgeArgs, JudgeMode};
 use crate::console::{print, print_stderr, table};

@@ -11,7 +11,7 @@ use eval::page::number::{number, p_value, plain_signed, plain_signed_interval};
 use eval::request::{Prompt, Request};
 use eval::results::{Comparison, ModelResults, Results, contamination_table, interval_or_empty};
 use serde_json::json;
-use tui::number::counted;
+use text::number::counted;
 
 use crate::args::{EvalListArgs, EvalShowArgs};
 use crate::console::{print, table};

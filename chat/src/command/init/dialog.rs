@@ -4,7 +4,7 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
-use tui::text::{sanitize, single_line};
+use text::{sanitize, single_line};
 
 use crate::config::ConfigError;
 use crate::failure::Failure;

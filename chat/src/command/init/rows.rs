@@ -8,7 +8,7 @@ use datasets::{
     open_records, table,
 };
 
-use tui::text::single_line;
+use text::single_line;
 
 use super::check::{as_text, refused};
 use super::dialog::{Dialog, Question};

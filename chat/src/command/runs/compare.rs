@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
-use tui::number;
+use text::number;
 
 use crate::args::RunsCompareArgs;
 use crate::console::{print, table};

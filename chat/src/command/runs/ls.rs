@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tui::number;
+use text::number;
 
 use crate::args::RunsLsArgs;
 use crate::config::ConfigError;

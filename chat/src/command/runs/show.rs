@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
+use text::number;
 use tui::dashboard::Series;
-use tui::number;
 
 use crate::args::RunsShowArgs;
 use crate::console::{print, table};
@@ -58,8 +58,8 @@ fn as_text(run: &RunData) -> String {
             "\n\nnewest sample, {} {}, score {score}\nprompt: {}\nreply: {}",
             facts.unit,
             sample.step,
-            tui::text::sanitize(&sample.prompt),
-            tui::text::sanitize(&sample.reply)
+            text::sanitize(&sample.prompt),
+            text::sanitize(&sample.reply)
         );
     }
     text

@@ -8,7 +8,6 @@ use ratatui::buffer::Cell;
 use unicode_segmentation::UnicodeSegmentation;
 
 use super::*;
-use crate::text;
 
 /// The cells of each boundary of clusters, and the symbol of the cluster after it, found the slow way: the
 /// longest beginning of the line that fits, cut at the last place where a row may break.
