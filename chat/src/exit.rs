@@ -18,11 +18,11 @@ use std::error::Error as StdError;
 use std::io;
 
 use anyhow::Error;
+use inference::remote::RemoteError;
 use parallel::{ErrorClass, error_class, safetensors_file};
 
 use crate::config::error::ConfigError;
 use crate::failure::Failure;
-use crate::remote::RemoteError;
 
 /// The run failed.
 pub(crate) const FAILED: u8 = code_of(ErrorClass::Failed);

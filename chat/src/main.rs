@@ -25,7 +25,6 @@ mod own_folder;
 mod record;
 #[cfg(test)]
 mod reference_pages;
-mod remote;
 mod report;
 mod run_data;
 mod run_reader;

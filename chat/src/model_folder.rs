@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use datasets::Tokenizer;
 use gemini::{ChunkManager, WeightMemory};
+use inference::remote::{RemoteError, is_endpoint};
 use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::model_parallel::ModelParallel;
@@ -16,12 +17,11 @@ use tch::{Device, Kind};
 use crate::config::ConfigError;
 use crate::console::print_stderr;
 use crate::output;
-use crate::remote::{RemoteError, RemoteModel};
 
 /// The folder of a model: a local folder, or the cached copy of a hub model, which is downloaded if needed.
 /// For the folder of a run, this is the folder of its trained model, `final/`. An endpoint has no folder.
 pub(crate) fn find(model: &str) -> anyhow::Result<PathBuf> {
-    if RemoteModel::is_remote(model) {
+    if is_endpoint(model) {
         return Err(RemoteError::WeightsWanted { address: model.to_owned() }.into());
     }
     let folder = datasets::hub::resolve(model)?;

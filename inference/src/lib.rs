@@ -8,7 +8,8 @@
 //! The [`scheduler`] decides which tokens a step computes, and into which [`pages`] of the KV cache their
 //! keys and values go. The [`engine`] runs the plan on a model and draws the tokens.
 //! [`generate()`](generate::generate) runs an engine until a batch of prompts has its replies. This crate
-//! knows nothing about tokenizers, templates and losses.
+//! knows nothing about tokenizers, templates and losses. [`remote`] asks a server for the replies of its
+//! model instead.
 
 mod adjust;
 mod draw;
@@ -17,6 +18,7 @@ pub mod error;
 pub mod generate;
 mod logprobs;
 pub mod pages;
+pub mod remote;
 pub mod request;
 pub mod sample;
 pub mod scheduler;

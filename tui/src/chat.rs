@@ -49,6 +49,8 @@ const NOTICE: Duration = Duration::from_secs(8);
 pub struct Setup {
     /// The models as the user gave them. The first one answers; with `compare`, all of them.
     pub models: Vec<String>,
+    /// Whether a model is named by the address of a server, which then decides some settings.
+    pub is_endpoint: fn(&str) -> bool,
     /// Whether all models answer side by side, and under which names.
     pub compare: Option<Names>,
     /// Instructions for the models.
@@ -110,6 +112,7 @@ pub enum Names {
 /// The state of the chat.
 pub struct ChatScreen {
     slots: Vec<Slot>,
+    is_endpoint: fn(&str) -> bool,
     /// The slot that answers.
     current: usize,
     compare: Option<Compare>,
@@ -157,6 +160,8 @@ pub struct ChatScreen {
 struct Slot {
     /// As the user gave it.
     path: String,
+    /// Whether a server runs the model.
+    is_remote: bool,
     state: SlotState,
 }
 
@@ -167,21 +172,9 @@ enum SlotState {
 }
 
 impl Slot {
-    /// Whether a server runs the model.
-    fn is_remote(&self) -> bool {
-        is_endpoint(&self.path)
-    }
-
     fn name(&self) -> String {
         short_name(&self.path)
     }
-}
-
-/// Whether a model is named by the address of an endpoint.
-pub fn is_endpoint(model: &str) -> bool {
-    let starts =
-        |scheme: &str| model.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
-    starts("http://") || starts("https://")
 }
 
 /// The last parts of a path, which tell models apart: `ppo/final` of `runs/ppo/final`.
@@ -189,7 +182,7 @@ fn short_name(path: &str) -> String {
     let parts: Vec<&str> = path.trim_end_matches('/').split('/').filter(|part| !part.is_empty()).collect();
     let name = match parts[..] {
         [.., stage, "final"] => format!("{stage}/final"),
-        [.., host, version] if is_endpoint(path) => format!("{host}/{version}"),
+        [scheme, .., host, version] if scheme.ends_with(':') => format!("{host}/{version}"),
         [.., name] => name.to_owned(),
         [] => path.to_owned(),
     };
@@ -262,7 +255,11 @@ impl ChatScreen {
         let Setup { models, mut new_id, .. } = setup;
         let load = |(slot, model): (usize, &String)| Effect::Load { slot, model: model.clone() };
         let effects: Vec<Effect> = models.iter().enumerate().map(load).collect();
-        let slot = |path: String| Slot { path, state: SlotState::Loading("waiting".to_owned()) };
+        let is_endpoint = setup.is_endpoint;
+        let slot = |path: String| {
+            let state = SlotState::Loading("waiting".to_owned());
+            Slot { is_remote: is_endpoint(&path), path, state }
+        };
         let slots: Vec<Slot> = models.into_iter().map(slot).collect();
         let all = (0..slots.len()).collect();
         let mut editor = Editor::new();
@@ -274,6 +271,7 @@ impl ChatScreen {
                 group: Vec::new(),
             }),
             slots,
+            is_endpoint,
             current: 0,
             talk: Conversation::new(setup.system),
             id: new_id(),

@@ -23,6 +23,7 @@ mod worker;
 
 use std::io::{self, IsTerminal};
 
+use inference::remote::{KeyPlan, is_endpoint};
 use tui::chat::event::Sampling;
 use tui::chat::{Names, Setup};
 use tui::terminal::Environment;
@@ -33,7 +34,6 @@ use crate::command::generate as replies;
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, DeviceSetting};
 use crate::feedback::{self, FeedbackLog};
-use crate::remote::{KeyPlan, RemoteModel};
 use line::Conversation;
 use screen::Kept;
 use sessions::Sessions;
@@ -74,6 +74,7 @@ pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
     let has_color = Environment::read().color(true);
     let setup = Setup {
         models: models(arguments).cloned().collect(),
+        is_endpoint,
         compare: names(&arguments.others),
         system: arguments.system.clone(),
         sampling,
@@ -122,9 +123,8 @@ fn refuse_local_flags(arguments: &ChatArgs) -> Result<(), ConfigError> {
         ("--ignore-eos", arguments.sampling.ignore_eos),
         ("--context", arguments.context.is_some()),
     ];
-    let is_remote = |model: &String| RemoteModel::is_remote(model);
     match given.into_iter().find(|(_, is_given)| *is_given) {
-        Some((flag, _)) if models(arguments).all(is_remote) => Err(ConfigError::Argument {
+        Some((flag, _)) if models(arguments).all(|model| is_endpoint(model)) => Err(ConfigError::Argument {
             argument: flag.to_owned(),
             problem: "the server of --model decides this: leave the flag out".to_owned(),
         }),

@@ -16,6 +16,7 @@ use datasets::OneOrMany;
 use eval::results::Results;
 use eval::results::requirement::Requirement;
 use eval::task::Selection;
+use inference::remote::KeyPlan;
 use parallel::RankInfo;
 
 use crate::args::{EvalArgs, EvalCommand, EvalRunArgs};
@@ -27,7 +28,6 @@ use crate::evaluation::job::{self, EvalJob, Outcome};
 use crate::evaluation::{Candidate, model};
 use crate::failure::Failure;
 use crate::launch::{self, Job, StartupSpec};
-use crate::remote::KeyPlan;
 use crate::{interrupt, session, shell};
 
 /// Runs one of the commands.

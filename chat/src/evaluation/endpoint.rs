@@ -21,9 +21,8 @@ use std::time::{Duration, Instant};
 
 use datasets::Message;
 use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response, sha256};
+use inference::remote::{KeyChoice, RemoteError, RemoteModel, RemoteOptions};
 use inference::request::FinishReason;
-
-use crate::remote::{KeyChoice, RemoteError, RemoteModel, RemoteOptions};
 
 /// Changes when the same request gets other answers from the same endpoint.
 const ENGINE: &str = "colossal-chat endpoint 3";

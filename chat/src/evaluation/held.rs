@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
+use inference::remote::is_endpoint;
 use serde_json::Value;
 
 use super::model::Candidate;
 use super::output::held_settings;
 use crate::config::ConfigError;
 use crate::config::section::EvalSection;
-use crate::remote::RemoteModel;
 
 /// The models, tasks and files of the settings in a folder of results.
 pub(crate) struct Held {
@@ -73,7 +73,7 @@ impl Held {
     /// A model of the folder that the command does not name. A file in a folder decides no address that is
     /// connected to, with the user's key.
     fn model(&self, name: &str, place: &str) -> Result<Candidate, ConfigError> {
-        if RemoteModel::is_remote(place) {
+        if is_endpoint(place) {
             return self.refuse(&format!("it holds results of {place}: add it to --model"));
         }
         if !Path::new(place).is_dir() {

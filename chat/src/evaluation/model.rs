@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use datasets::Tokenizer;
 use eval::request::LanguageModel;
+use inference::remote::{KeyChoice, KeyPlan, is_endpoint};
 use models::config::Config;
 use models::scalar_model::ScalarModel;
 use models::weights::WeightFolder;
@@ -16,7 +17,6 @@ use crate::args::{ModelArgs, ModelHostArgs};
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, DeviceSetting};
 use crate::model_folder;
-use crate::remote::{KeyChoice, KeyPlan, RemoteModel};
 use crate::session::Session;
 
 /// Changes when the same conversation gets another score from the same reward model.
@@ -39,7 +39,7 @@ enum Place {
 impl Candidate {
     /// Finds a model folder, or connects to an endpoint.
     pub(crate) fn find(argument: &str, host: &ModelHostArgs, key: KeyChoice) -> anyhow::Result<Self> {
-        let (name, place) = if RemoteModel::is_remote(argument) {
+        let (name, place) = if is_endpoint(argument) {
             let model = EndpointModel::connect(argument, endpoint_options(host, key))?;
             (model.name().to_owned(), Place::Endpoint(Box::new(model)))
         } else {

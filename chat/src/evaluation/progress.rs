@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Stderr};
 
 use eval::request_set::Progress;
-use tui::chat::is_endpoint;
+use inference::remote::is_endpoint;
 use tui::terminal::{Environment, Mode};
 
 use super::Candidate;

@@ -186,7 +186,8 @@ impl ChatScreen {
             }
             return slot;
         }
-        self.slots.push(Slot { path: model.to_owned(), state: SlotState::Failed });
+        let is_remote = (self.is_endpoint)(model);
+        self.slots.push(Slot { path: model.to_owned(), is_remote, state: SlotState::Failed });
         self.load(self.slots.len() - 1);
         self.slots.len() - 1
     }
@@ -306,7 +307,7 @@ impl ChatScreen {
     }
 
     fn set_policy(&mut self, name: &str) {
-        if self.slots[self.current].is_remote() {
+        if self.slots[self.current].is_remote {
             return self.error("the server of this model decides what happens when the context is full");
         }
         match ContextPolicy::ALL.into_iter().find(|(other, _)| *other == name) {

@@ -26,6 +26,7 @@ impl Harness {
         };
         let setup = Setup {
             models: models.iter().map(|&model| model.to_owned()).collect(),
+            is_endpoint: |model| model.starts_with("http://"),
             compare: (models.len() > 1).then_some(Names::Shown),
             system: None,
             sampling: Sampling { temperature: 0.7, top_k: 0, top_p: 1.0, max_new_tokens: 64, seed: 42 },

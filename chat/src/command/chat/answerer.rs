@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use datasets::{Message, Role};
 use inference::engine::{self, Engine, EngineOptions};
 use inference::generate;
+use inference::remote::{RemoteModel, RemoteOptions, is_endpoint};
 use inference::request::{FinishReason, Request};
 use inference::sample::SamplingParams;
 use inference::scheduler::Order;
@@ -19,7 +20,6 @@ use tui::line::Statistics;
 
 use crate::args::ModelArgs;
 use crate::failure::Failure;
-use crate::remote::{RemoteModel, RemoteOptions};
 use crate::session::Session;
 
 /// The longest summary of earlier messages, in tokens.
@@ -69,7 +69,7 @@ pub(super) enum Answerer {
 impl Answerer {
     /// Loads the model of a folder or hub name, or connects to an endpoint.
     pub(super) fn load(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        if RemoteModel::is_remote(&arguments.model) {
+        if is_endpoint(&arguments.model) {
             return Ok(Self::Remote(RemoteModel::connect(&arguments.model)?));
         }
         let session = Box::new(Session::causal_lm(arguments)?);

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use eval::judge::{AnswerSheet, JudgePrompt, Question, VerdictKind, mt_bench_temperature};
+use inference::remote::KeyPlan;
 use models::config::Config;
 use serde_json::{Value, json};
 
@@ -12,7 +13,6 @@ use crate::config::ConfigError;
 use crate::evaluation::model::{Candidate, check_endpoint_flags, check_folder, check_folder_flags};
 use crate::evaluation::output::file_name;
 use crate::failure::Failure;
-use crate::remote::KeyPlan;
 
 /// The most tokens of an answer (`max_new_token` of `gen_model_answer.py` of `FastChat`).
 pub(super) const MAX_GEN_TOKS: usize = 1024;

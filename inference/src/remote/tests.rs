@@ -110,7 +110,7 @@ fn ask(model: &RemoteModel) -> Result<Heard, RemoteError> {
         text.push_str(piece);
         ControlFlow::Continue(())
     });
-    reply.map(|reply| Heard { text, reply }).map_err(|error| error.downcast().unwrap())
+    reply.map(|reply| Heard { text, reply })
 }
 
 /// The reply to a response with this body.
@@ -450,10 +450,10 @@ fn no_response_makes_the_client_panic() {
 #[test]
 fn only_addresses_are_remote() {
     for model in ["http://h", "https://h/v1", "HTTP://h"] {
-        assert!(RemoteModel::is_remote(model), "{model}");
+        assert!(is_endpoint(model), "{model}");
     }
     for model in ["runs/sft/final", "owner/name", "http:/x", "httpd", "ü", ""] {
-        assert!(!RemoteModel::is_remote(model), "{model}");
+        assert!(!is_endpoint(model), "{model}");
     }
 }
 

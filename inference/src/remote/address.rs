@@ -7,7 +7,6 @@
 
 use std::fmt::Write as _;
 
-use tui::chat::is_endpoint;
 use url::{Host, Url};
 
 use super::error::RemoteError;
@@ -22,6 +21,13 @@ const OPENAI_VARIABLE: &str = "OPENAI_API_KEY";
 const JUDGE_VARIABLE: &str = "COLOSSAL_JUDGE_API_KEY";
 /// The only host that gets the key of [`OPENAI_VARIABLE`].
 const OPENAI_HOST: &str = "api.openai.com";
+
+/// Whether a model is named by the address of an endpoint.
+pub fn is_endpoint(model: &str) -> bool {
+    let starts =
+        |scheme: &str| model.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
+    starts("http://") || starts("https://")
+}
 
 /// An endpoint, and the name of a model there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +124,7 @@ pub(super) struct Access {
 
 /// Which key a server gets among those of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct KeyChoice {
+pub struct KeyChoice {
     /// Whether the server is that of a judge.
     is_judge: bool,
     /// Whether another server of the command gets the key that this one would get.
@@ -127,16 +133,16 @@ pub(crate) struct KeyChoice {
 
 /// The servers that a command talks with, and the keys that they get.
 #[derive(Debug)]
-pub(crate) struct KeyPlan(Vec<(Address, KeyChoice)>);
+pub struct KeyPlan(Vec<(Address, KeyChoice)>);
 
 impl KeyPlan {
     /// Plans the keys for the models of a command and its judge; those that are no addresses get none.
     /// Refuses to send one key to two machines besides this one.
-    pub(crate) fn new<'a>(
+    pub fn new<'a>(
         models: impl IntoIterator<Item = &'a String>,
         judge: Option<&String>,
-    ) -> anyhow::Result<Self> {
-        Ok(Self::from_variables(models, judge, &|name| std::env::var(name).ok())?)
+    ) -> Result<Self, RemoteError> {
+        Self::from_variables(models, judge, &|name| std::env::var(name).ok())
     }
 
     fn from_variables<'a>(
@@ -173,7 +179,7 @@ impl KeyPlan {
     }
 
     /// The key for one of the servers.
-    pub(crate) fn choice(&self, address: &str, is_judge: bool) -> KeyChoice {
+    pub fn choice(&self, address: &str, is_judge: bool) -> KeyChoice {
         let parsed = Address::parse(address).ok();
         let is_same = |(other, choice): &&(Address, KeyChoice)| {
             parsed.as_ref().is_some_and(|parsed| parsed.origin == other.origin) && choice.is_judge == is_judge

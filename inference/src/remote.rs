@@ -18,20 +18,19 @@ mod reply;
 mod request;
 mod sse;
 
-use std::io;
 use std::ops::ControlFlow;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::request::FinishReason;
 use datasets::Message;
-use inference::request::FinishReason;
 
 use self::address::{Access, Address};
-pub(crate) use self::address::{KeyChoice, KeyPlan};
-pub(crate) use self::error::RemoteError;
+pub use self::address::{KeyChoice, KeyPlan, is_endpoint};
+pub use self::error::RemoteError;
 use self::error::excerpt;
 use self::reply::{Ending, Update};
-pub(crate) use self::request::RemoteOptions;
+pub use self::request::RemoteOptions;
 use self::request::{Endpoint, Offered, SILENCE};
 
 /// How often a caller that waits is asked whether to go on.
@@ -45,58 +44,49 @@ const QUEUE: usize = 256;
 
 /// A model behind an endpoint, such as `http://127.0.0.1:8000/v1`.
 #[derive(Clone, Debug)]
-pub(crate) struct RemoteModel {
+pub struct RemoteModel {
     endpoint: Endpoint,
     offered: Offered,
 }
 
 /// What the server streamed.
 #[derive(Debug)]
-pub(crate) struct RemoteReply {
+pub struct RemoteReply {
     /// Why the reply ended: it is interrupted if the caller stopped it, or if `problem` did.
-    pub(crate) finish_reason: FinishReason,
+    pub finish_reason: FinishReason,
     /// The tokens of the prompt, if the server counts them.
-    pub(crate) prompt_tokens: Option<u64>,
+    pub prompt_tokens: Option<u64>,
     /// The tokens of the reply, if the server counts them, otherwise the number of pieces.
-    pub(crate) new_tokens: u64,
+    pub new_tokens: u64,
     /// The context length of the model in tokens, if the server tells it.
-    pub(crate) context: Option<u64>,
+    pub context: Option<u64>,
     /// The failure that ended the reply after its first text.
-    pub(crate) problem: Option<RemoteError>,
+    pub problem: Option<RemoteError>,
     /// What the user should know about the reply, one harmless line each.
-    pub(crate) notices: Vec<String>,
+    pub notices: Vec<String>,
 }
 
 impl RemoteModel {
     /// Finds the model of an address `http://HOST[:PORT][/v1][#NAME]`. Without `#NAME`, this is the only
     /// model that the server lists.
-    pub(crate) fn connect(address: &str) -> anyhow::Result<Self> {
+    pub fn connect(address: &str) -> Result<Self, RemoteError> {
         Self::connect_within(address, SILENCE, KeyChoice::default())
     }
 
     /// Like [`Self::connect`], for a server that may be silent for longer than usual while it replies, and
     /// that is one of several.
-    pub(crate) fn connect_within(
-        address: &str,
-        silence: Duration,
-        choice: KeyChoice,
-    ) -> anyhow::Result<Self> {
-        Ok(Self::find(address, choice, |name| std::env::var(name).ok(), silence.max(SILENCE))?)
-    }
-
-    /// Whether the value of `--model` is the address of an endpoint.
-    pub(crate) fn is_remote(model: &str) -> bool {
-        tui::chat::is_endpoint(model)
+    pub fn connect_within(address: &str, silence: Duration, choice: KeyChoice) -> Result<Self, RemoteError> {
+        Self::find(address, choice, |name| std::env::var(name).ok(), silence.max(SILENCE))
     }
 
     /// The name of the model.
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.offered.name
     }
 
     /// What the server tells of the model besides its name: it changes if the server was started with other
     /// weights under the same name, as far as the server shows it.
-    pub(crate) fn identity(&self) -> Result<String, RemoteError> {
+    pub fn identity(&self) -> Result<String, RemoteError> {
         let Offered { name, context, created, details } = &self.offered;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let is_recent = |created: &u64| created.abs_diff(now) < RECENT.as_secs();
@@ -110,7 +100,7 @@ impl RemoteModel {
     }
 
     /// The context length of the model in tokens, if the server tells it.
-    pub(crate) fn context(&self) -> Option<u64> {
+    pub fn context(&self) -> Option<u64> {
         self.offered.context
     }
 
@@ -132,13 +122,15 @@ impl RemoteModel {
 
     /// Asks for the reply to a conversation. Each piece of text goes to `on_piece` as soon as it arrives, and
     /// an empty piece every 100 ms while nothing arrives; `on_piece` may stop the reply each time.
-    pub(crate) fn chat(
+    pub fn chat(
         &self,
         messages: &[Message],
         options: &RemoteOptions,
         on_piece: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> anyhow::Result<RemoteReply> {
-        let body = request::body(self.name(), serde_json::to_value(messages)?, options);
+    ) -> Result<RemoteReply, RemoteError> {
+        let failed = |problem: &dyn std::fmt::Display| RemoteError::Ended(problem.to_string());
+        let messages = serde_json::to_value(messages).map_err(|error| failed(&error))?;
+        let body = request::body(self.name(), messages, options);
         let (sender, updates) = mpsc::sync_channel(QUEUE);
         let endpoint = self.endpoint.clone();
         let read = move || {
@@ -146,7 +138,10 @@ impl RemoteModel {
             // There is no receiver if the caller has stopped the reply.
             let _ = sender.send(Update::End(outcome));
         };
-        let reader = std::thread::Builder::new().name("remote reply".to_owned()).spawn(read)?;
+        let reader = std::thread::Builder::new()
+            .name("remote reply".to_owned())
+            .spawn(read)
+            .map_err(|error| failed(&error))?;
 
         let mut tokens = 0;
         loop {
@@ -155,7 +150,7 @@ impl RemoteModel {
                 Ok(Update::End(outcome)) => return Ok(self.finished(outcome?)),
                 Err(RecvTimeoutError::Timeout) => (String::new(), 0),
                 Err(RecvTimeoutError::Disconnected) => match reader.join() {
-                    Ok(()) => return Err(io::Error::other("the reply has no end").into()),
+                    Ok(()) => return Err(failed(&"the reply has no end")),
                     Err(panic) => std::panic::resume_unwind(panic),
                 },
             };

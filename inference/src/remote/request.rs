@@ -291,17 +291,17 @@ fn adapt(body: &mut Map<String, Value>, refusal: &str, notices: &mut Vec<String>
 
 /// How replies are drawn.
 #[derive(Clone, Debug)]
-pub(crate) struct RemoteOptions {
+pub struct RemoteOptions {
     /// Divides the logits.
-    pub(crate) temperature: f64,
+    pub temperature: f64,
     /// The probability of the most likely tokens that are drawn from.
-    pub(crate) top_p: f64,
+    pub top_p: f64,
     /// The number of the most likely tokens that are drawn from; 0 is all, and is not sent.
-    pub(crate) top_k: usize,
+    pub top_k: usize,
     /// The longest reply, in tokens.
-    pub(crate) max_new_tokens: usize,
+    pub max_new_tokens: usize,
     /// Chooses the draws.
-    pub(crate) seed: u64,
+    pub seed: u64,
 }
 
 /// The body of a request for a reply.

@@ -6,7 +6,7 @@
 //! of the text. Objects are read field by field, because servers add fields and send `null` for missing ones.
 //! This file does not know how the chunks arrive.
 
-use inference::request::FinishReason;
+use crate::request::FinishReason;
 use serde_json::Value;
 
 use super::error::{RemoteError, excerpt};

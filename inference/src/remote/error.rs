@@ -10,7 +10,7 @@ const EXCERPT: usize = 300;
 
 /// A failure of a model behind an endpoint.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RemoteError {
+pub enum RemoteError {
     /// The address is not one of an endpoint.
     #[error("--model {address}: {problem}")]
     Address {
@@ -132,12 +132,12 @@ pub(crate) enum RemoteError {
 
 impl RemoteError {
     /// Whether the command line or the environment has to be changed.
-    pub(crate) fn is_usage(&self) -> bool {
+    pub fn is_usage(&self) -> bool {
         self.class() == ErrorClass::Usage
     }
 
     /// The class of this error: usage, or else a failure of the server or of the network.
-    pub(crate) fn class(&self) -> ErrorClass {
+    pub fn class(&self) -> ErrorClass {
         match self {
             Self::Address { .. }
             | Self::WeightsWanted { .. }
