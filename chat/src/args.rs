@@ -25,8 +25,7 @@ pub(crate) use eval::{
     EvalShowArgs, JudgeMode,
 };
 pub(crate) use model::{
-    BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelHostArgs, ModelInfoArgs, ModelInitArgs,
-    SamplingArgs,
+    BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelInfoArgs, ModelInitArgs, SamplingArgs,
 };
 pub(crate) use runs::{
     ReportArgs, RunsCommand, RunsCompareArgs, RunsLsArgs, RunsPlotArgs, RunsShowArgs, WatchArgs,

@@ -9,7 +9,8 @@ use models::config::Config;
 use models::scalar_model::ScalarModel;
 use parallel::LocalRank;
 
-use crate::args::ModelArgs;
+use crate::config::DeviceSetting;
+use crate::config::section::Dtype;
 use crate::{device, interrupt, model_folder};
 
 /// Installs the signal handlers, and initializes this process for tensor operations.
@@ -18,6 +19,19 @@ pub(crate) fn prepare(threads: Option<usize>) -> anyhow::Result<()> {
     // `doctor` reports the settings that the C library rejects.
     parallel::launch::init_process(threads, 1)?;
     Ok(())
+}
+
+/// Which model is loaded, and how it is held.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelSource {
+    /// A model folder, or a hub name `owner/name[@revision]`.
+    pub(crate) model: String,
+    /// The type of the weights in memory.
+    pub(crate) dtype: Dtype,
+    /// Where the model computes.
+    pub(crate) device: DeviceSetting,
+    /// A built-in chat template, or Jinja source. If absent, the model's own.
+    pub(crate) template: Option<String>,
 }
 
 /// A loaded model with its tokenizer.
@@ -49,18 +63,18 @@ impl<M> Session<M> {
     }
 
     fn load(
-        arguments: &ModelArgs,
+        source: &ModelSource,
         local: LocalRank,
         load: impl FnOnce(&Path, &LoadOptions) -> Result<M, models::Error>,
         config: impl FnOnce(&M) -> &Config,
     ) -> anyhow::Result<Self> {
-        let folder = model_folder::find(&arguments.model)?;
-        device::load([arguments.device]);
-        let device = device::resolve(arguments.device, local)?;
-        let template = arguments.template.as_deref();
+        let folder = model_folder::find(&source.model)?;
+        device::load([source.device]);
+        let device = device::resolve(source.device, local)?;
+        let template = source.template.as_deref();
         let has_tokenizer = template.is_some() || folder.join("tokenizer.json").exists();
         let tokenizer = has_tokenizer.then(|| model_folder::tokenizer(&folder, template)).transpose()?;
-        let model = load(&folder, &model_folder::frozen_options(arguments.dtype.kind(), device))?;
+        let model = load(&folder, &model_folder::frozen_options(source.dtype.kind(), device))?;
         if let Some(tokenizer) = &tokenizer {
             model_folder::check_vocabulary(tokenizer, config(&model))?;
         }
@@ -69,14 +83,14 @@ impl<M> Session<M> {
 }
 
 impl Session<CausalLm> {
-    /// Loads the language model that the arguments specify.
-    pub(crate) fn causal_lm(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        Self::causal_lm_on(arguments, LocalRank::SINGLE)
+    /// Loads the language model of a source.
+    pub(crate) fn causal_lm(source: &ModelSource) -> anyhow::Result<Self> {
+        Self::causal_lm_on(source, LocalRank::SINGLE)
     }
 
     /// Loads the language model in one of several processes of this machine.
-    pub(crate) fn causal_lm_on(arguments: &ModelArgs, local: LocalRank) -> anyhow::Result<Self> {
-        Self::load(arguments, local, CausalLm::load, CausalLm::config)
+    pub(crate) fn causal_lm_on(source: &ModelSource, local: LocalRank) -> anyhow::Result<Self> {
+        Self::load(source, local, CausalLm::load, CausalLm::config)
     }
 
     /// Uses another chat template: a built-in name, or Jinja source.
@@ -95,8 +109,8 @@ impl Session<CausalLm> {
 }
 
 impl Session<ScalarModel> {
-    /// Loads the reward model that the arguments specify.
-    pub(crate) fn scalar_model(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        Self::load(arguments, LocalRank::SINGLE, ScalarModel::load, ScalarModel::config)
+    /// Loads the reward model of a source.
+    pub(crate) fn scalar_model(source: &ModelSource) -> anyhow::Result<Self> {
+        Self::load(source, LocalRank::SINGLE, ScalarModel::load, ScalarModel::config)
     }
 }

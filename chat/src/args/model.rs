@@ -7,6 +7,8 @@ use clap::{Args, Subcommand};
 
 use crate::config::DeviceSetting;
 use crate::config::section::Dtype;
+use crate::evaluation::model::ModelHost;
+use crate::session::ModelSource;
 
 /// Which model, and how it is held.
 #[derive(Clone, Debug, Args)]
@@ -23,6 +25,14 @@ pub(crate) struct ModelArgs {
     /// A built-in chat template, or Jinja source [default: the model's own].
     #[arg(long, value_name = "NAME")]
     pub(crate) template: Option<String>,
+}
+
+impl ModelArgs {
+    /// The model that the flags name.
+    pub(crate) fn source(&self) -> ModelSource {
+        let Self { model, dtype, device, template } = self.clone();
+        ModelSource { model, dtype, device, template }
+    }
 }
 
 /// How models are run here, and asked behind an endpoint.
@@ -46,15 +56,10 @@ pub(crate) struct ModelHostArgs {
 }
 
 impl ModelHostArgs {
-    /// The defaults, on a device.
-    pub(crate) fn on(device: DeviceSetting) -> Self {
-        Self {
-            dtype: Dtype::Float32,
-            device,
-            max_length: None,
-            endpoint_concurrency: None,
-            endpoint_timeout: None,
-        }
+    /// What the flags say.
+    pub(crate) fn host(&self) -> ModelHost {
+        let Self { dtype, device, max_length, endpoint_concurrency, endpoint_timeout } = *self;
+        ModelHost { dtype, device, max_length, endpoint_concurrency, endpoint_timeout }
     }
 }
 

@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
         feedback_folder: folder.display().to_string(),
     };
     let worker = Worker::start(WorkerSetup {
-        model: arguments.model.clone(),
+        model: arguments.model.source(),
         reward_model: arguments.others.reward_model.clone(),
         reference: arguments.others.reference.clone(),
         ignore_eos: arguments.sampling.ignore_eos,

@@ -51,12 +51,15 @@ pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Resul
 
 fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let keys = KeyPlan::new(&arguments.model, None)?;
-    let candidates = Candidate::find_all(&arguments.model, &arguments.host, &keys)?;
+    let candidates = Candidate::find_all(&arguments.model, &arguments.host.host(), &keys)?;
     let output = output_path(arguments, &candidates);
     let command = shell::own_command();
     let Asked { candidates, section, train_data, judged, note } = asked(arguments, candidates, &output)?;
     check_requirements(&arguments.require, &section)?;
-    model::check_folder_flags(&arguments.host, candidates.iter().any(|model| model.folder().is_some()))?;
+    model::check_folder_flags(
+        &arguments.host.host(),
+        candidates.iter().any(|model| model.folder().is_some()),
+    )?;
     for candidate in &candidates {
         candidate.check_answers("--model", section.apply_chat_template)?;
     }
@@ -64,7 +67,7 @@ fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<(
         candidates,
         section: &section,
         train_data,
-        host: arguments.host.clone(),
+        host: arguments.host.host(),
         output: &output,
         force: arguments.force,
         command: &command,

@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
     }
     let inputs = inputs(arguments)?;
 
-    let session = Session::causal_lm(&arguments.model)?;
+    let session = Session::causal_lm(&arguments.model.source())?;
     let options = GenerationOptions {
         max_num_seqs: arguments.batch_size.get(),
         ..options(&arguments.sampling, session.stop_ids())

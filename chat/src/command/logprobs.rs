@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
         output::check_output_file(output, arguments.force, &[&arguments.input])?;
     }
     let inputs = input::read(&arguments.input, InputKind::Tokens)?;
-    let session = Session::causal_lm(&arguments.model)?;
+    let session = Session::causal_lm(&arguments.model.source())?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
     let rows = input::tokens(&inputs, |given| token_ids(&session, given))?;
     for (at, ids) in &rows {

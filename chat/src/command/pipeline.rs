@@ -20,7 +20,7 @@ use gemini::checkpoint;
 use parallel::{LocalRank, Mesh, ProcessGroups, regular_file};
 use text::number::counted;
 
-use crate::args::{ModelHostArgs, TrainArgs};
+use crate::args::TrainArgs;
 use crate::command::data::write_world;
 use crate::command::eval as eval_command;
 use crate::config::section::{EvalSection, PipelineStep};
@@ -29,6 +29,7 @@ use crate::console::print_stderr;
 use crate::display::Display;
 use crate::evaluation::Candidate;
 use crate::evaluation::job::{self, EvalJob};
+use crate::evaluation::model::ModelHost;
 use crate::failure::Failure;
 use crate::folder::{self, FolderRequest, LengthChange, RunFolder, check_run_settings, check_settings};
 use crate::launch::{self, Job, StartupSpec};
@@ -386,7 +387,7 @@ impl PipelineRun {
         let job = EvalJob {
             section: &self.config.evaluation(),
             train_data: self.train_data(),
-            host: ModelHostArgs::on(self.config.stages[last.name.as_str()].model.device),
+            host: ModelHost::on(self.config.stages[last.name.as_str()].model.device),
             output: &self.config.path("eval"),
             force: self.resume,
             command,

@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
         output::check_output_file(output, arguments.force, &[&arguments.input])?;
     }
     let inputs = input::read(&arguments.input, InputKind::Answer)?;
-    let session = Session::scalar_model(&arguments.model)?;
+    let session = Session::scalar_model(&arguments.model.source())?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
     let rows = input::tokens(&inputs, |given| token_ids(&session, given))?;
     for (at, ids) in &rows {

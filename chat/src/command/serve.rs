@@ -10,11 +10,11 @@ use models::config::Config;
 use parallel::LocalRank;
 use serve::{Keys, LanguageModel, Limits, LoadedModel, Options, RewardModel, ServedModel};
 
-use crate::args::{ModelArgs, ServeArgs};
+use crate::args::ServeArgs;
 use crate::config::ConfigError;
 use crate::console::print_stderr;
 use crate::evaluation::model::{check_folder, short_name};
-use crate::session::Session;
+use crate::session::{ModelSource, Session};
 use crate::{device, interrupt, model_folder};
 
 /// The variable with keys.
@@ -83,7 +83,7 @@ fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
         let found = model_folder::find(folder)?;
         check_folder(&found, &Config::from_folder(&found)?)?;
         model_folder::tokenizer(&found, arguments.template.as_deref())?;
-        let model_arguments = ModelArgs {
+        let source = ModelSource {
             model: found.display().to_string(),
             dtype: arguments.dtype,
             device: arguments.device,
@@ -91,7 +91,7 @@ fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
         };
         let told = name.clone();
         let load = move || {
-            let loaded = load(&model_arguments)?;
+            let loaded = load(&source)?;
             print_stderr(&format!("the model {told} is loaded"));
             Ok(loaded)
         };
@@ -107,13 +107,13 @@ fn default_name(given: &str) -> String {
 }
 
 /// Loads a language model, or a reward model if the folder holds one.
-fn load(arguments: &ModelArgs) -> Result<LoadedModel, serve::BoxError> {
+fn load(source: &ModelSource) -> Result<LoadedModel, serve::BoxError> {
     let load = || -> anyhow::Result<LoadedModel> {
-        if Config::from_folder(Path::new(&arguments.model))?.is_sequence_classification() {
-            let (model, tokenizer) = Session::scalar_model(arguments)?.into_parts()?;
+        if Config::from_folder(Path::new(&source.model))?.is_sequence_classification() {
+            let (model, tokenizer) = Session::scalar_model(source)?.into_parts()?;
             return Ok(LoadedModel::Reward(RewardModel { model, tokenizer }));
         }
-        let session = Session::causal_lm(arguments)?;
+        let session = Session::causal_lm(source)?;
         let stop_ids = session.stop_ids();
         let (model, tokenizer) = session.into_parts()?;
         Ok(LoadedModel::Language(LanguageModel { model, tokenizer, stop_ids }))

@@ -21,12 +21,11 @@ use serde_json::{Value, json};
 use text::number::counted;
 
 use super::marks::{Mark, remove_marks};
-use super::model::{self, Candidate};
+use super::model::{self, Candidate, ModelHost};
 use super::output::{self, OutputFolder, RunNotes};
 use super::progress::RequestProgress;
 use super::sandbox::Sandbox;
 use super::share::{Share, SharedModel};
-use crate::args::ModelHostArgs;
 use crate::config::ConfigError;
 use crate::config::section::EvalSection;
 use crate::console::print_stderr;
@@ -43,7 +42,7 @@ pub(crate) struct EvalJob<'a> {
     /// Files, folders and patterns of training rows that are searched for the rows of the tasks.
     pub(crate) train_data: Vec<String>,
     /// How the models are run here, and asked behind an endpoint.
-    pub(crate) host: ModelHostArgs,
+    pub(crate) host: ModelHost,
     /// The folder of the results.
     pub(crate) output: &'a Path,
     /// Whether the results of another evaluation in that folder are replaced.

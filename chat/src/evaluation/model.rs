@@ -1,5 +1,6 @@
 //! The models of an evaluation: folders and endpoints, with names that differ, and how one is opened.
 
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,14 +14,41 @@ use parallel::LocalRank;
 
 use super::endpoint::{EndpointModel, EndpointOptions};
 use super::engine::{self, FolderModel};
-use crate::args::{ModelArgs, ModelHostArgs};
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, DeviceSetting};
 use crate::model_folder;
-use crate::session::Session;
+use crate::session::{ModelSource, Session};
 
 /// Changes when the same conversation gets another score from the same reward model.
 const REWARD_ENGINE: &str = "colossal-chat reward 2";
+
+/// How models are run here, and asked behind an endpoint.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelHost {
+    /// The type of the weights in memory.
+    pub(crate) dtype: Dtype,
+    /// Where a model computes.
+    pub(crate) device: DeviceSetting,
+    /// The most tokens of a row, below what the model allows.
+    pub(crate) max_length: Option<NonZeroUsize>,
+    /// The requests that are under way at an endpoint at once, in place of the usual number.
+    pub(crate) endpoint_concurrency: Option<NonZeroUsize>,
+    /// The most seconds for a reply of an endpoint, in place of the usual number.
+    pub(crate) endpoint_timeout: Option<NonZeroU64>,
+}
+
+impl ModelHost {
+    /// The usual settings, on a device.
+    pub(crate) fn on(device: DeviceSetting) -> Self {
+        Self {
+            dtype: Dtype::Float32,
+            device,
+            max_length: None,
+            endpoint_concurrency: None,
+            endpoint_timeout: None,
+        }
+    }
+}
 
 /// A model to evaluate, or a judge.
 pub(crate) struct Candidate {
@@ -38,7 +66,7 @@ enum Place {
 
 impl Candidate {
     /// Finds a model folder, or connects to an endpoint.
-    pub(crate) fn find(argument: &str, host: &ModelHostArgs, key: KeyChoice) -> anyhow::Result<Self> {
+    pub(crate) fn find(argument: &str, host: &ModelHost, key: KeyChoice) -> anyhow::Result<Self> {
         let (name, place) = if is_endpoint(argument) {
             let model = EndpointModel::connect(argument, endpoint_options(host, key))?;
             (model.name().to_owned(), Place::Endpoint(Box::new(model)))
@@ -51,7 +79,7 @@ impl Candidate {
     /// Finds several models. Their names differ.
     pub(crate) fn find_all(
         arguments: &[String],
-        host: &ModelHostArgs,
+        host: &ModelHost,
         keys: &KeyPlan,
     ) -> anyhow::Result<Vec<Self>> {
         let mut candidates: Vec<Self> = Vec::with_capacity(arguments.len());
@@ -123,15 +151,11 @@ impl Candidate {
 
     /// Loads the model, if it has a folder.
     /// Several processes of one machine have a device each.
-    pub(crate) fn open(
-        &self,
-        host: &ModelHostArgs,
-        local: LocalRank,
-    ) -> anyhow::Result<Box<dyn LanguageModel>> {
+    pub(crate) fn open(&self, host: &ModelHost, local: LocalRank) -> anyhow::Result<Box<dyn LanguageModel>> {
         Ok(match &self.place {
             Place::Endpoint(model) => Box::new(EndpointModel::clone(model)),
             Place::Folder(folder) => {
-                let session = Session::causal_lm_on(&model_args(folder, host), local)?;
+                let session = Session::causal_lm_on(&model_source(folder, host), local)?;
                 let max_length = host.max_length.map(usize::from);
                 Box::new(FolderModel::new(session, self.name.clone(), folder, max_length)?)
             }
@@ -160,13 +184,13 @@ pub(crate) fn reward_digest(
 }
 
 /// How the model of a folder is loaded.
-pub(crate) fn model_args(folder: &Path, host: &ModelHostArgs) -> ModelArgs {
+pub(crate) fn model_source(folder: &Path, host: &ModelHost) -> ModelSource {
     let model = folder.display().to_string();
-    ModelArgs { model, dtype: host.dtype, device: host.device, template: None }
+    ModelSource { model, dtype: host.dtype, device: host.device, template: None }
 }
 
 /// Refuses flags of endpoints if no model is behind one.
-pub(crate) fn check_endpoint_flags(host: &ModelHostArgs, has_endpoint: bool) -> Result<(), ConfigError> {
+pub(crate) fn check_endpoint_flags(host: &ModelHost, has_endpoint: bool) -> Result<(), ConfigError> {
     let flags = [
         ("--endpoint-concurrency", host.endpoint_concurrency.is_some()),
         ("--endpoint-timeout", host.endpoint_timeout.is_some()),
@@ -175,7 +199,7 @@ pub(crate) fn check_endpoint_flags(host: &ModelHostArgs, has_endpoint: bool) -> 
 }
 
 /// Refuses flags of model folders if all models are behind endpoints.
-pub(crate) fn check_folder_flags(host: &ModelHostArgs, has_folder: bool) -> Result<(), ConfigError> {
+pub(crate) fn check_folder_flags(host: &ModelHost, has_folder: bool) -> Result<(), ConfigError> {
     let flags = [
         ("--dtype", host.dtype != Dtype::Float32),
         ("--device", host.device != DeviceSetting::Auto),
@@ -195,7 +219,7 @@ fn check_flags(flags: &[(&str, bool)], have_effect: bool, why: &str) -> Result<(
     }
 }
 
-fn endpoint_options(host: &ModelHostArgs, key: KeyChoice) -> EndpointOptions {
+fn endpoint_options(host: &ModelHost, key: KeyChoice) -> EndpointOptions {
     let usual = EndpointOptions::default();
     EndpointOptions {
         concurrency: host.endpoint_concurrency.unwrap_or(usual.concurrency),

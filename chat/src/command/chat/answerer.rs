@@ -18,9 +18,8 @@ use models::causal_lm::CausalLm;
 use tui::chat::event::{ContextPolicy, Sampling};
 use tui::line::Statistics;
 
-use crate::args::ModelArgs;
 use crate::failure::Failure;
-use crate::session::Session;
+use crate::session::{ModelSource, Session};
 
 /// The longest summary of earlier messages, in tokens.
 const SUMMARY: usize = 200;
@@ -68,11 +67,11 @@ pub(super) enum Answerer {
 
 impl Answerer {
     /// Loads the model of a folder or hub name, or connects to an endpoint.
-    pub(super) fn load(arguments: &ModelArgs) -> anyhow::Result<Self> {
-        if is_endpoint(&arguments.model) {
-            return Ok(Self::Remote(RemoteModel::connect(&arguments.model)?));
+    pub(super) fn load(source: &ModelSource) -> anyhow::Result<Self> {
+        if is_endpoint(&source.model) {
+            return Ok(Self::Remote(RemoteModel::connect(&source.model)?));
         }
-        let session = Box::new(Session::causal_lm(arguments)?);
+        let session = Box::new(Session::causal_lm(source)?);
         // A chat needs a tokenizer, and a template in it.
         session.tokenizer()?.encode_prompt(&[Message::user("?")])?;
         Ok(Self::Local { session, engine: None, summary: None })

@@ -62,7 +62,7 @@ impl Conversation {
         sampling: Sampling,
         policy: ContextPolicy,
     ) -> anyhow::Result<Self> {
-        let model = Answerer::load(&arguments.model)?;
+        let model = Answerer::load(&arguments.model.source())?;
         let ignore_eos = arguments.sampling.ignore_eos;
         let system = arguments.system.clone();
         let history = Vec::new();

@@ -18,9 +18,8 @@ use tui::chat::event::{Against, Event, ModelEvent, Notice, Request, TokenReport}
 
 use super::answerer::{Answerer, Question, Update};
 use super::tokens;
-use crate::args::ModelArgs;
 use crate::exit;
-use crate::session::Session;
+use crate::session::{ModelSource, Session};
 use crate::user_folders::{self, HomeError};
 
 /// How long the end of the thread is waited for.
@@ -50,7 +49,7 @@ pub(super) struct Worker {
 /// What a worker starts with.
 pub(super) struct WorkerSetup {
     /// How models are loaded; the name of the model is replaced.
-    pub(super) model: ModelArgs,
+    pub(super) model: ModelSource,
     /// The reward model, if one was named.
     pub(super) reward_model: Option<String>,
     /// The reference, if one was named.
@@ -187,14 +186,14 @@ impl Models {
         self.answerers.get_mut(&slot).map(|(_, answerer)| answerer).context(missing)
     }
 
-    fn arguments(&self, model: &str) -> Result<ModelArgs, HomeError> {
+    fn source(&self, model: &str) -> Result<ModelSource, HomeError> {
         // No shell has seen what is typed here.
-        Ok(ModelArgs { model: user_folders::expand_home(model)?, ..self.setup.model.clone() })
+        Ok(ModelSource { model: user_folders::expand_home(model)?, ..self.setup.model.clone() })
     }
 
     fn load(&mut self, slot: usize, model: &str) -> anyhow::Result<()> {
         self.tell(ModelEvent::Loading { slot, note: "reading the weights".to_owned() });
-        let answerer = Answerer::load(&self.arguments(model)?)?;
+        let answerer = Answerer::load(&self.source(model)?)?;
         self.tell(ModelEvent::Loaded { slot, context: answerer.context(), detail: answerer.detail() });
         self.answerers.insert(slot, (model.to_owned(), answerer));
         Ok(())
@@ -243,7 +242,7 @@ impl Models {
         let wanted = wanted.context("name a reward model: /reward DIR, or start with --reward-model DIR")?;
         if self.reward.as_ref().is_none_or(|(name, _)| *name != wanted) {
             self.notice(format!("loading the reward model {wanted}"));
-            self.reward = Some((wanted.clone(), Session::scalar_model(&self.arguments(&wanted)?)?));
+            self.reward = Some((wanted.clone(), Session::scalar_model(&self.source(&wanted)?)?));
         }
         let (_, session) = self.reward.as_ref().expect("it was loaded above");
         let ids = session.tokenizer()?.encode_scored(messages)?;
@@ -270,7 +269,7 @@ impl Models {
             let wanted = wanted.context("name the reference: /kl DIR, or start with --reference DIR")?;
             if self.reference.as_ref().is_none_or(|(name, _)| *name != wanted) {
                 self.notice(format!("loading the reference {wanted}"));
-                self.reference = Some((wanted.clone(), Session::causal_lm(&self.arguments(&wanted)?)?));
+                self.reference = Some((wanted.clone(), Session::causal_lm(&self.source(&wanted)?)?));
             }
         }
         let (name, answerer) = self.answerers.get(&slot).context("this model is not loaded")?;

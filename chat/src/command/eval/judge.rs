@@ -83,7 +83,7 @@ fn answers(
     let mut cache = folder.responses(ANSWER_CACHE)?;
     let mut sheets = Vec::with_capacity(plan.models.len() + plan.files.len());
     for candidate in &plan.models {
-        let mut model = candidate.open(&arguments.host, LocalRank::SINGLE)?;
+        let mut model = candidate.open(&arguments.host.host(), LocalRank::SINGLE)?;
         let mut progress = RequestProgress::of(candidate);
         let found = answer(model.as_mut(), &plan.questions, &settings, &mut cache, &mut |turn, state| {
             progress.show(&format!("{}, turn {turn}", candidate.name), state);
@@ -113,7 +113,7 @@ fn judged(
     folder: &OutputFolder,
     sheets: &[AnswerSheet],
 ) -> anyhow::Result<(Vec<Rated>, Vec<Comparison>)> {
-    let mut model = plan.judge.open(&arguments.host, LocalRank::SINGLE)?;
+    let mut model = plan.judge.open(&arguments.host.host(), LocalRank::SINGLE)?;
     let mut bench = Bench {
         cache: folder.responses(JUDGE_CACHE)?,
         model: model.as_mut(),
@@ -198,7 +198,7 @@ fn by_reward(
     sheets: &[AnswerSheet],
 ) -> anyhow::Result<Vec<Comparison>> {
     let folder = plan.judge.folder().expect("a reward model has a folder");
-    let judge = RewardJudge::load(&plan.judge.name, folder, &arguments.host)?;
+    let judge = RewardJudge::load(&plan.judge.name, folder, &arguments.host.host())?;
     let mut progress = RequestProgress::new();
     let mut score_all = || -> anyhow::Result<BTreeMap<&str, Vec<reward::Score>>> {
         let mut scores = BTreeMap::new();

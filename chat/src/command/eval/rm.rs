@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
-use crate::args::{EvalRmArgs, ModelArgs};
+use crate::args::EvalRmArgs;
 use crate::config::ConfigError;
 use crate::console::{print, print_stderr, table};
 use crate::evaluation::model::short_name;
@@ -29,7 +29,7 @@ use crate::feedback::timestamp::Timestamp;
 use crate::model_folder;
 use crate::own_folder::FolderKind;
 use crate::run_data::RunData;
-use crate::session::Session;
+use crate::session::{ModelSource, Session};
 use crate::shell;
 use score::{HeldScores, Scorer};
 
@@ -49,7 +49,7 @@ pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
     let place = OutputFolder::open(&place, FolderKind::RewardModel, &settings, arguments.force)?;
     announce(&files, &place);
 
-    let model = ModelArgs {
+    let model = ModelSource {
         model: folder.display().to_string(),
         dtype: arguments.dtype,
         device: arguments.device,

@@ -42,12 +42,13 @@ impl Plan {
     pub(super) fn new(arguments: &EvalJudgeArgs) -> anyhow::Result<Self> {
         let (source, questions) = read_questions(arguments)?;
         let keys = KeyPlan::new(&arguments.answers.model, Some(&arguments.judge))?;
-        let judge = Candidate::find(&arguments.judge, &arguments.host, keys.choice(&arguments.judge, true))?;
-        let models = Candidate::find_all(&arguments.answers.model, &arguments.host, &keys)?;
+        let judge =
+            Candidate::find(&arguments.judge, &arguments.host.host(), keys.choice(&arguments.judge, true))?;
+        let models = Candidate::find_all(&arguments.answers.model, &arguments.host.host(), &keys)?;
         let remote = |candidate: &Candidate| candidate.folder().is_none();
         let all = || models.iter().chain([&judge]);
-        check_endpoint_flags(&arguments.host, all().any(remote))?;
-        check_folder_flags(&arguments.host, !all().all(remote))?;
+        check_endpoint_flags(&arguments.host.host(), all().any(remote))?;
+        check_folder_flags(&arguments.host.host(), !all().all(remote))?;
         let files = read_answers(&arguments.answers.answers, &questions)?;
         let names = names(&models, &files)?;
         let baseline = baseline(arguments, &models, &names)?;

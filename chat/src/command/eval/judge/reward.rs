@@ -8,8 +8,7 @@ use eval::judge::{AnswerSheet, Answers, Comparison, Question, Rewards, compare_r
 use eval::request_set::Progress;
 use models::scalar_model::ScalarModel;
 
-use crate::args::ModelHostArgs;
-use crate::evaluation::model::{model_args, reward_digest};
+use crate::evaluation::model::{ModelHost, model_source, reward_digest};
 use crate::folder::CONFIGURATION;
 use crate::run_reader::read_small;
 use crate::session::Session;
@@ -33,8 +32,8 @@ pub(super) struct RewardJudge {
 
 impl RewardJudge {
     /// Loads the reward model of a folder.
-    pub(super) fn load(name: &str, folder: &Path, host: &ModelHostArgs) -> anyhow::Result<Self> {
-        let session = Session::scalar_model(&model_args(folder, host))?;
+    pub(super) fn load(name: &str, folder: &Path, host: &ModelHost) -> anyhow::Result<Self> {
+        let session = Session::scalar_model(&model_source(folder, host))?;
         let max_length = session.model.config().max_positions() as usize;
         let digest = reward_digest(&session, folder, host.dtype, max_length)?;
         Ok(Self { name: name.to_owned(), digest, noise: host.dtype.score_noise(), session })
