@@ -98,6 +98,34 @@ fn model_info_counts_the_parameters() {
 }
 
 #[test]
+fn guesses_change_no_reply() {
+    let scratch = world();
+    let prompts = "{\"text\": \"one two one two one\"}\n{\"ids\": [7, 8, 9, 7, 8, 9, 7]}\n";
+    scratch.write("repeats.jsonl", prompts);
+    for temperature in ["0", "1"] {
+        let line = format!(
+            "generate --model model --input repeats.jsonl --raw --max-new-tokens 24 --ignore-eos --temperature {temperature}"
+        );
+        let plain = scratch.run(&line).rows();
+        assert_eq!(scratch.run(&format!("{line} --speculative-tokens 4")).rows(), plain);
+        assert_eq!(scratch.run(&format!("{line} --speculative-tokens 4 --draft-model model")).rows(), plain);
+    }
+
+    let line = "generate --model model --prompt x --raw";
+    scratch.run(&format!("{line} --draft-model model")).fails(2, &["--speculative-tokens"]);
+    scratch.run(&format!("{line} --speculative-tokens 16")).fails(2, &["16 is not in 1..=15"]);
+    scratch.write(
+        "short.json",
+        &CONFIG.replace("\"max_position_embeddings\": 96", "\"max_position_embeddings\": 64"),
+    );
+    scratch.run("model init short.json --tokenizer tokenizer --out short").succeeds();
+    scratch
+        .run(&format!("{line} --speculative-tokens 2 --draft-model short"))
+        .fails(2, &["the draft model takes rows of 64 tokens", "at least 96"]);
+    scratch.run(&format!("{line} --speculative-tokens 2 --draft-model judge")).fails(3, &["reward model"]);
+}
+
+#[test]
 fn replies_are_rows_and_depend_on_the_seed_alone() {
     let scratch = world();
     scratch.write("prompts.jsonl", "{\"text\": \"2 + 2?\"}\n{\"ids\": [7, 8, 9]}\n{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n");

@@ -161,8 +161,24 @@ fn with(mut body: Value, fields: &Value) -> Value {
 
 #[test]
 fn answers_are_those_of_generate_whole_and_streamed() {
+    let server = answers_are_those_of_generate(&[]);
+    assert_eq!(server.metric("spec_decode_num_draft_tokens"), 0.0);
+}
+
+#[test]
+fn answers_are_the_same_when_tokens_are_guessed() {
+    answers_are_those_of_generate(&["--speculative-tokens", "3"]);
+    let server = answers_are_those_of_generate(&["--speculative-tokens", "3", "--draft-model", "model"]);
+    // The model itself guesses right, and a step gives several tokens.
+    let [guessed, accepted] =
+        ["draft", "accepted"].map(|kind| server.metric(&format!("spec_decode_num_{kind}_tokens")));
+    assert!(accepted > 0.0 && accepted == guessed, "{accepted} of {guessed}");
+}
+
+/// Checks the answers of a server with more flags.
+fn answers_are_those_of_generate(flags: &[&str]) -> Server {
     let scratch = world();
-    let server = Server::start(scratch, &["--model", "model", "--template", "chatml"]);
+    let server = Server::start(scratch, &[&["--model", "model", "--template", "chatml"], flags].concat());
     let line = "generate --model model --template chatml --prompt 3_+_4 --max-new-tokens 8 --temperature 0 --ignore-eos";
     let words: Vec<String> = line.split(' ').map(|word| word.replace('_', " ")).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -206,6 +222,7 @@ fn answers_are_those_of_generate_whole_and_streamed() {
     assert!(first.iter().any(|text| *text != first[0]), "{first:?}");
     server.wait_for("num_requests_running", 0.0);
     assert_eq!(server.metric("kv_cache_used_tokens"), 0.0);
+    server
 }
 
 #[test]

@@ -26,6 +26,7 @@ pub(crate) use eval::{
 };
 pub(crate) use model::{
     BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelInfoArgs, ModelInitArgs, SamplingArgs,
+    SpeculationArgs,
 };
 pub(crate) use runs::{
     ReportArgs, RunsCommand, RunsCompareArgs, RunsLsArgs, RunsPlotArgs, RunsShowArgs, WatchArgs,

@@ -34,6 +34,22 @@ pub(crate) struct ModelSource {
     pub(crate) template: Option<String>,
 }
 
+/// How the next tokens of replies are guessed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Speculation {
+    /// The tokens that are guessed in a step.
+    pub(crate) tokens: usize,
+    /// The model that guesses. If absent, what a reply repeats is the guess.
+    pub(crate) draft: Option<ModelSource>,
+}
+
+impl Speculation {
+    /// Loads the model that guesses, if there is one.
+    pub(crate) fn load_draft(&self) -> anyhow::Result<Option<CausalLm>> {
+        self.draft.as_ref().map(|draft| Ok(Session::causal_lm(draft)?.model)).transpose()
+    }
+}
+
 /// A loaded model with its tokenizer.
 pub(crate) struct Session<M> {
     /// The model.

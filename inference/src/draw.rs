@@ -12,7 +12,7 @@ use crate::adjust::Adjustments;
 use crate::logprobs;
 use crate::request::{ReplyId, Request, TopLogprob};
 use crate::sample::{SampledToken, SamplingParams};
-use crate::scheduler::StepPlan;
+use crate::scheduler::{Slice, StepPlan};
 
 /// The samplers of all replies.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub(crate) struct Sampler {
 }
 
 /// How the tokens of one reply are drawn.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct ReplySampler {
     params: SamplingParams,
     generator: ChaCha8Rng,
@@ -58,6 +58,14 @@ impl Sampler {
         }
     }
 
+    /// Becomes a sampler of the guesses of a plan: one that draws what `other` will draw.
+    pub(crate) fn copy_replies(&mut self, other: &Self, plan: &StepPlan) {
+        let guessed = plan.slices.iter().filter(|slice| slice.lookahead > 0).map(|slice| slice.sequence);
+        let copy =
+            |reply| Some((reply, ReplySampler { top_logprobs: 0, ..other.replies.get(&reply)?.clone() }));
+        self.replies = guessed.filter_map(copy).collect();
+    }
+
     /// Forgets a reply.
     pub(crate) fn finish(&mut self, reply: ReplyId) {
         self.replies.remove(&reply);
@@ -82,21 +90,55 @@ impl Sampler {
     }
 
     /// Draws the tokens of a plan from the logits `[M, V]`, fp32, of its slices that draw, in the order of
-    /// the plan. The logits of replies with penalties or a bias change in place.
-    pub(crate) fn draw(&mut self, plan: &StepPlan, logits: &Tensor) -> Vec<Drawn> {
-        let slices = plan.slices.iter().filter(|slice| slice.draws > 0).enumerate();
+    /// the plan: one list for each of them. The logits of replies with penalties or a bias change in place.
+    pub(crate) fn draw(&mut self, plan: &StepPlan, logits: &Tensor) -> Vec<Vec<Drawn>> {
+        let mut next_row = 0;
+        let mut slices: Vec<(usize, &Slice)> = Vec::new();
+        for slice in plan.slices.iter().filter(|slice| slice.draws > 0) {
+            slices.push((next_row, slice));
+            next_row += 1 + slice.guesses;
+        }
+
+        // What is drawn without guesses is drawn together.
         let places: Vec<Place> = slices
-            .flat_map(|(row, slice)| (0..slice.draws).map(move |draw| (row, slice.drawn_reply(draw))))
+            .iter()
+            .filter(|(_, slice)| slice.guesses == 0)
+            .flat_map(|&(row, slice)| (0..slice.draws).map(move |draw| (row, slice.drawn_reply(draw))))
             .collect();
-        self.adjust(&places, logits);
+        let mut together = self.draw_places(&places, logits).into_iter();
+        let mut draw = |(row, slice): (usize, &Slice)| match slice.guesses {
+            0 => together.by_ref().take(slice.draws as usize).collect(),
+            _ => self.draw_after_guesses(row, slice, logits),
+        };
+        slices.into_iter().map(&mut draw).collect()
+    }
+
+    /// Draws the token after the last one of a reply, and as long as the drawn tokens are the guesses, the
+    /// ones after them. So the reply has the tokens, each with the draw, that it would have one at a time.
+    fn draw_after_guesses(&mut self, first_row: usize, slice: &Slice, logits: &Tensor) -> Vec<Drawn> {
+        let guesses = &slice.tokens[slice.tokens.len() - slice.guesses..];
+        let mut drawn = Vec::new();
+        for index in 0..=slice.guesses {
+            drawn.extend(self.draw_places(&[(first_row + index, slice.sequence)], logits));
+            let token = drawn.last().and_then(|drawn: &Drawn| drawn.token).map(|token| token.id);
+            if token.is_none() || token.as_ref() != guesses.get(index) {
+                break;
+            }
+        }
+        drawn
+    }
+
+    /// Draws one token at each place. Places are in the order of their rows.
+    pub(crate) fn draw_places(&mut self, places: &[Place], logits: &Tensor) -> Vec<Drawn> {
+        self.adjust(places, logits);
         let tokens = if logits.device() == Device::Cpu {
-            self.draw_on_host(&places, logits)
+            self.draw_on_host(places, logits)
         } else {
-            self.draw_on_device(&places, logits)
+            self.draw_on_device(places, logits)
         };
 
         let mut drawn = Vec::with_capacity(places.len());
-        for ((row, reply), token) in places.into_iter().zip(tokens) {
+        for (&(row, reply), token) in places.iter().zip(tokens) {
             let mut top = Vec::new();
             if let (Some(sampler), Some(token)) = (self.replies.get_mut(&reply), token) {
                 sampler.adjustments.iter_mut().for_each(|adjustments| adjustments.push(token.id));
@@ -120,11 +162,14 @@ impl Sampler {
     }
 
     fn draw_on_host(&mut self, places: &[Place], logits: &Tensor) -> Vec<Option<SampledToken>> {
+        let (Some(first), Some(last)) = (places.first(), places.last()) else { return Vec::new() };
+        let (first, rows) = (first.0, last.0 - first.0 + 1);
+        let logits = logits.narrow(0, first as i64, rows as i64);
         let (width, count) = (logits.size()[1] as usize, logits.numel());
         self.host_logits.resize(count, 0.0);
         logits.copy_data(&mut self.host_logits, count);
         let draw = |(row, reply): &Place| {
-            let logits = &self.host_logits[row * width..(row + 1) * width];
+            let logits = &self.host_logits[(row - first) * width..(row - first + 1) * width];
             let ReplySampler { params, generator, .. } = self.replies.get_mut(reply)?;
             params.sample(logits, generator, &mut self.row)
         };

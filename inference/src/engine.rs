@@ -9,11 +9,12 @@ use models::causal_lm::CausalLm;
 use parallel::{Segmented, upload};
 use tch::{Kind, Tensor, no_grad};
 
+use crate::draft::Draft;
 use crate::draw::{Drawn, Sampler};
 use crate::pages::PageTable;
 use crate::request::{Event, Failure, ReplyId, Request};
 use crate::scheduler::{Counts, Limits, NoRoom, Order, Scheduler, Slice, StepPlan};
-use crate::{Error, logprobs};
+use crate::{Error, logprobs, ngram};
 
 /// The tokens of a page. A small page wastes little memory at the end of a sequence and shares more of a
 /// prefix; 16 is vLLM's value.
@@ -33,6 +34,10 @@ pub struct EngineOptions {
     pub batched_tokens: usize,
     /// The order of the waiting requests.
     pub order: Order,
+    /// How many tokens of each reply are guessed in a step, so that one step gives several tokens
+    /// (speculative decoding): from what the reply repeats, or by a draft model. Replies stay the same.
+    /// vLLM: `num_speculative_tokens`.
+    pub speculative_tokens: usize,
 }
 
 /// What an engine works on at the moment.
@@ -60,6 +65,7 @@ pub struct Engine {
     cache: KvCache,
     scheduler: Scheduler,
     sampler: Sampler,
+    draft: Option<Draft>,
 }
 
 impl Engine {
@@ -74,13 +80,24 @@ impl Engine {
             sequences: options.sequences.max(1),
             positions: model.config().max_positions() as usize,
             splits_prompts: model.decoder().can_continue_rows(),
+            speculative_tokens: options.speculative_tokens,
         };
         Ok(Self {
             cache: model.decoder().cache(num_pages, PAGE_SIZE),
             model,
             scheduler: Scheduler::new(limits, options.order, pages),
             sampler: Sampler::default(),
+            draft: None,
         })
+    }
+
+    /// Lets a smaller model guess the tokens of replies; without one, they are guessed from what a reply
+    /// repeats. No request has been added yet. Returns an error if the draft cannot read what the model
+    /// reads.
+    pub fn with_draft(mut self, draft: &CausalLm) -> Result<Self, Error> {
+        let num_pages = self.scheduler.pages().len();
+        self.draft = Some(Draft::new(draft, &self.model, num_pages, PAGE_SIZE)?);
+        Ok(self)
     }
 
     /// The number of tokens for which the KV cache has room.
@@ -176,7 +193,7 @@ impl Engine {
     /// Runs the next tokens of some requests, and appends what happened to `events`. A request that fails
     /// does so alone.
     pub fn step(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
-        let plan = loop {
+        let mut plan = loop {
             match self.scheduler.schedule() {
                 Ok(plan) => break plan,
                 Err(NoRoom { request, needed, pages }) => {
@@ -192,6 +209,7 @@ impl Engine {
         for &(from, to) in &plan.copies {
             self.cache.copy_page(from, to);
         }
+        self.guess(&mut plan)?;
         let rows: Vec<CachedRow<'_>> = plan.slices.iter().map(cached_row).collect();
         let hidden = self.model.step(&rows, &mut self.cache)?;
         self.score_prompts(&plan, &hidden, events)?;
@@ -199,6 +217,19 @@ impl Engine {
         for finished in self.scheduler.complete(&plan, &ids) {
             self.sampler.finish(finished.sequence);
             events.push(Event::Finished { reply: finished.sequence, reason: finished.reason });
+        }
+        Ok(())
+    }
+
+    /// Adds guesses of the next tokens to the replies of a plan.
+    fn guess(&mut self, plan: &mut StepPlan) -> Result<(), Error> {
+        let guess = |slice: &Slice| ngram::guess(self.scheduler.tokens(slice.sequence), slice.lookahead);
+        let guesses: Vec<Vec<i64>> = match &mut self.draft {
+            Some(draft) => draft.guess(plan, &self.sampler)?,
+            None => plan.slices.iter().map(guess).collect(),
+        };
+        for (slice, guesses) in plan.slices.iter_mut().zip(guesses) {
+            self.scheduler.guess(slice, &guesses);
         }
         Ok(())
     }
@@ -216,17 +247,19 @@ impl Engine {
         Ok(())
     }
 
-    /// Draws the tokens of a plan from its outputs `[M, H]`, and returns their ids. A request whose logits
-    /// are not finite ends here; its ids are not looked at.
+    /// Draws the tokens of a plan from its outputs `[M, H]`, and returns their ids by slice. A request whose
+    /// logits are not finite ends here; its ids are not looked at.
     fn draw_tokens(
         &mut self,
         plan: &StepPlan,
         hidden: &Tensor,
         events: &mut Vec<Event>,
-    ) -> Result<Vec<i64>, Error> {
-        let last =
-            |(slice, outputs): (&Slice, Range<usize>)| (slice.draws > 0).then(|| outputs.end as i64 - 1);
-        let rows: Vec<i64> = outputs(plan).filter_map(last).collect();
+    ) -> Result<Vec<Vec<i64>>, Error> {
+        let drawn = |(slice, outputs): (&Slice, Range<usize>)| match slice.draws {
+            0 => outputs.end..outputs.end,
+            _ => outputs.end - 1 - slice.guesses..outputs.end,
+        };
+        let rows: Vec<i64> = outputs(plan).flat_map(drawn).map(|row| row as i64).collect();
         if rows.is_empty() {
             return Ok(Vec::new());
         }
@@ -239,15 +272,17 @@ impl Engine {
         let logits = logits.to_kind(Kind::Float).contiguous();
 
         let mut ids = Vec::new();
-        for Drawn { reply, token, top } in self.sampler.draw(plan, &logits) {
-            ids.push(token.map_or(0, |token| token.id));
-            match token {
-                Some(token) => events.push(Event::Token { reply, token, top }),
-                None if self.abort(reply.request) => {
-                    let failure = Failure::LogitsNotFinite;
-                    events.push(Event::Failed { request: reply.request, failure });
+        for slice in self.sampler.draw(plan, &logits) {
+            ids.push(slice.iter().filter_map(|drawn| Some(drawn.token?.id)).collect());
+            for Drawn { reply, token, top } in slice {
+                match token {
+                    Some(token) => events.push(Event::Token { reply, token, top }),
+                    None if self.abort(reply.request) => {
+                        let failure = Failure::LogitsNotFinite;
+                        events.push(Event::Failed { request: reply.request, failure });
+                    }
+                    None => {}
                 }
-                None => {}
             }
         }
         Ok(ids)
@@ -273,7 +308,7 @@ fn cached_row(slice: &Slice) -> CachedRow<'_> {
         past: slice.first,
         pages: &slice.pages,
         outputs: match slice.draws {
-            _ if !slice.scored.is_empty() => Outputs::All,
+            _ if !slice.scored.is_empty() || slice.guesses > 0 => Outputs::All,
             0 => Outputs::None,
             _ => Outputs::Last,
         },

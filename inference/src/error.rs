@@ -56,6 +56,24 @@ pub enum Error {
         /// The size of the vocabulary.
         vocab_size: i64,
     },
+    /// A draft model cannot read what the model reads.
+    #[error(
+        "the draft model {what} {draft} tokens, and this model needs {wanted} {model}: \
+         take a smaller model of the same family"
+    )]
+    Draft {
+        /// What is different.
+        what: &'static str,
+        draft: i64,
+        wanted: &'static str,
+        model: i64,
+    },
+    /// The rows of a draft model cannot be continued.
+    #[error(
+        "the rotary frequencies of the draft model depend on the length of the row (`rope_scaling` of type \
+         `dynamic`), so it cannot go on where it was: take another draft model"
+    )]
+    DraftRecomputesRows,
     /// Logits are not finite.
     #[error(
         "the output of the model for row {} is not finite (NaN or infinity), although its weights are: values \
@@ -86,7 +104,10 @@ impl Error {
             Self::Models(error) => error.class(),
             Self::Parallel(error) => error.class(),
             Self::RanksDiverged { .. } => ErrorClass::Failed,
-            Self::Sampling { .. } | Self::BiasOutsideVocabulary { .. } => ErrorClass::Usage,
+            Self::Sampling { .. }
+            | Self::BiasOutsideVocabulary { .. }
+            | Self::Draft { .. }
+            | Self::DraftRecomputesRows => ErrorClass::Usage,
             Self::LogitsNotFinite { .. } => ErrorClass::Diverged,
             Self::EmptyPrompt { .. } | Self::LongPrompt { .. } | Self::TokenOutsideVocabulary { .. } => {
                 ErrorClass::Data

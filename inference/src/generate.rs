@@ -13,7 +13,7 @@ use crate::scheduler::Order;
 
 /// The options of a generation run.
 #[derive(Clone, Debug)]
-pub struct GenerationOptions {
+pub struct GenerationOptions<'a> {
     /// The sampling parameters.
     pub sampling: SamplingParams,
     /// The maximum number of tokens of a reply, including its stop token.
@@ -26,6 +26,10 @@ pub struct GenerationOptions {
     pub request_ids: RequestIds,
     /// The maximum number of replies that are generated at the same time.
     pub max_num_seqs: usize,
+    /// How many tokens of each reply are guessed in a step ([`EngineOptions::speculative_tokens`]).
+    pub speculative_tokens: usize,
+    /// The model that guesses them, if it is not the reply itself.
+    pub draft: Option<&'a CausalLm>,
 }
 
 /// How prompts are numbered.
@@ -86,7 +90,7 @@ pub type TokenCallback<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
 pub fn generate(
     model: &CausalLm,
     prompts: &[Vec<i64>],
-    options: &GenerationOptions,
+    options: &GenerationOptions<'_>,
     on_token: &mut TokenCallback<'_>,
 ) -> Result<Vec<Completion>, Error> {
     if prompts.is_empty() || options.max_new_tokens == 0 {
@@ -101,8 +105,12 @@ pub fn generate(
         cached_tokens: engine::cached_tokens(sequences, longest),
         batched_tokens: engine::BATCHED_TOKENS,
         order: Order::Arrival,
+        speculative_tokens: options.speculative_tokens,
     };
     let mut engine = Engine::new(model, engine_options)?;
+    if let Some(draft) = options.draft {
+        engine = engine.with_draft(draft)?;
+    }
     add_requests(&mut engine, prompts, options, sequences)?;
     let completions = finish(&mut engine, prompts.len(), on_token)?;
     check_agreement(model, &completions)?;
@@ -134,15 +142,25 @@ fn finish(
     let mut events = Vec::new();
     while !engine.is_idle() {
         engine.step(&mut events)?;
-        for event in events.drain(..) {
+        // A step may give a reply several tokens, of which the caller need not want all.
+        let mut ended: Option<ReplyId> = None;
+        let mut events = events.drain(..).peekable();
+        while let Some(event) = events.next() {
             match event {
+                Event::Token { reply, .. } | Event::Finished { reply, .. } if ended == Some(reply) => {}
                 Event::Token { reply, token, .. } => {
                     let index = index_of(reply);
                     completions[index].push(token);
+                    if on_token(index, token.id).is_continue() {
+                        continue;
+                    }
                     // The last token of a reply ends it before the caller can: then there is nothing to
                     // abort.
-                    if on_token(index, token.id).is_break() && engine.abort_reply(reply) {
+                    let goes_on =
+                        |next: &Event| matches!(next, Event::Token { reply: next, .. } if *next == reply);
+                    if engine.abort_reply(reply) || events.peek().is_some_and(goes_on) {
                         completions[index].finish_reason = FinishReason::Interrupted;
+                        ended = Some(reply);
                     }
                 }
                 Event::Finished { reply, reason } => completions[index_of(reply)].finish_reason = reason,
@@ -159,7 +177,7 @@ fn finish(
 fn add_requests(
     engine: &mut Engine,
     prompts: &[Vec<i64>],
-    options: &GenerationOptions,
+    options: &GenerationOptions<'_>,
     sequences: usize,
 ) -> Result<(), Error> {
     // The samples of a request draw from consecutive streams, so neighbours are samples of one request only

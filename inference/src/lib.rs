@@ -12,11 +12,13 @@
 //! model instead.
 
 mod adjust;
+mod draft;
 mod draw;
 pub mod engine;
 pub mod error;
 pub mod generate;
 mod logprobs;
+mod ngram;
 pub mod pages;
 pub mod remote;
 pub mod request;

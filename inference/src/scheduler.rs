@@ -206,6 +206,11 @@ impl Scheduler {
                 let uncomputed = self.running[index].uncomputed();
                 let count = self.count_now(uncomputed, *budget, plan);
                 if (uncomputed == 1) == is_reply && count > 0 {
+                    // No other sequence gives up a page for guesses.
+                    let mut lookahead = self.lookahead(index, *budget - count);
+                    if lookahead > 0 && !self.make_room(index, count + lookahead, plan) {
+                        lookahead = 0;
+                    }
                     while !self.make_room(index, count, plan) {
                         self.preempt_youngest(plan, budget)?;
                         if index == self.running.len() {
@@ -215,13 +220,43 @@ impl Scheduler {
                     if index == self.running.len() {
                         break;
                     }
-                    *budget = budget.saturating_sub(count);
-                    self.push_slice(index, count, plan);
+                    *budget = budget.saturating_sub(count + lookahead);
+                    self.push_slice(index, count, lookahead, plan);
                 }
                 index += 1;
             }
         }
         Ok(())
+    }
+
+    /// How many of the next tokens of a sequence may be guessed, `most` at most: none before its reply has
+    /// begun.
+    fn lookahead(&self, index: usize, most: usize) -> usize {
+        let sequence = &self.running[index];
+        let request = &self.requests[&sequence.id.request].request;
+        let has_begun = sequence.tokens.len() > request.prompt.len();
+        if !has_begun || sequence.uncomputed() > 1 || !self.limits.splits_prompts {
+            return 0;
+        }
+        // One token more than the right guesses is drawn, and none after the last one of the reply.
+        let longest = request.prompt.len().saturating_add(request.max_new_tokens).min(self.limits.positions);
+        self.limits.speculative_tokens.min(longest - sequence.tokens.len() - 1).min(most)
+    }
+
+    /// The tokens of a sequence that runs.
+    pub fn tokens(&self, sequence: ReplyId) -> &[i64] {
+        let running = self.running.iter().find(|running| running.id == sequence);
+        running.map_or(&[], |running| &running.tokens)
+    }
+
+    /// Adds guesses of the next tokens to a slice of the last plan, as many as it has room for. A guess that
+    /// would end the reply and those after it are left out.
+    pub fn guess(&self, slice: &mut Slice, guesses: &[i64]) {
+        let stop_ids = &self.requests[&slice.sequence.request].request.stop_ids;
+        let is_no_stop = |token: &&i64| !stop_ids.contains(token);
+        let before = slice.tokens.len();
+        slice.tokens.extend(guesses.iter().take(slice.lookahead).take_while(is_no_stop));
+        slice.guesses += slice.tokens.len() - before;
     }
 
     /// How many of its uncomputed tokens a sequence may compute in this step.
@@ -243,7 +278,8 @@ impl Scheduler {
             return Err(self.no_room(youngest));
         }
         if let Some(place) = plan.slices.iter().position(|slice| slice.sequence == youngest.id) {
-            *budget += plan.slices.remove(place).tokens.len();
+            let slice = plan.slices.remove(place);
+            *budget += slice.tokens.len() + slice.lookahead;
         }
         plan.copies.retain(|(_, to)| !youngest.pages.contains(to));
         self.preempt(youngest);
@@ -293,7 +329,7 @@ impl Scheduler {
                 break;
             }
             *budget = budget.saturating_sub(count);
-            self.push_slice(index, count, plan);
+            self.push_slice(index, count, 0, plan);
             pending.extend(self.pending_prefixes(index));
         }
         Ok(())
@@ -341,7 +377,7 @@ impl Scheduler {
         true
     }
 
-    fn push_slice(&self, index: usize, count: usize, plan: &mut StepPlan) {
+    fn push_slice(&self, index: usize, count: usize, lookahead: usize, plan: &mut StepPlan) {
         let sequence = &self.running[index];
         let tokens = sequence.computed..sequence.computed + count;
         let is_end = tokens.end == sequence.tokens.len();
@@ -350,8 +386,10 @@ impl Scheduler {
         plan.slices.push(Slice {
             sequence: sequence.id,
             tokens: sequence.tokens[tokens.clone()].to_vec(),
+            lookahead,
+            guesses: 0,
             first: tokens.start,
-            pages: sequence.pages[..tokens.end.div_ceil(self.pages.page_size())].to_vec(),
+            pages: sequence.pages[..(tokens.end + lookahead).div_ceil(self.pages.page_size())].to_vec(),
             draws: if is_end { sequence.samples } else { 0 },
             scored_after: scored.start - 1 - tokens.start,
             scored: request.prompt.get(scored).unwrap_or_default().to_vec(),
@@ -434,19 +472,23 @@ impl Scheduler {
         NoRoom { request, needed, pages: self.pages.len() }
     }
 
-    /// Takes the tokens that were drawn for the slices of a plan, in their order and as many as the plan asks
-    /// for, and returns the replies that have ended. Requests that were aborted since are left out.
-    pub fn complete(&mut self, plan: &StepPlan, drawn: &[i64]) -> Vec<Finished> {
-        let mut drawn = drawn.iter().copied();
+    /// Takes the tokens that were drawn for the slices of a plan that draw, in their order, and returns the
+    /// replies that have ended. Requests that were aborted since are left out.
+    pub fn complete(&mut self, plan: &StepPlan, drawn: &[Vec<i64>]) -> Vec<Finished> {
+        let mut drawn = drawn.iter();
         let mut finished = Vec::new();
         for slice in &plan.slices {
-            let tokens: Vec<i64> = drawn.by_ref().take(slice.draws as usize).collect();
+            let tokens = if slice.draws > 0 { drawn.next().map_or(&[][..], Vec::as_slice) } else { &[] };
             let Some(index) = self.running.iter().position(|running| running.id == slice.sequence) else {
                 continue;
             };
+            if slice.guesses > 0 {
+                self.accept(index, slice, tokens, &mut finished);
+                continue;
+            }
             self.advance(index, slice);
             if !tokens.is_empty() {
-                self.split(index, &tokens, &mut finished);
+                self.split(index, tokens, &mut finished);
             }
         }
         finished
@@ -454,7 +496,6 @@ impl Scheduler {
 
     /// Notes that the tokens of a slice are in the pages, and publishes the pages that are full now.
     fn advance(&mut self, index: usize, slice: &Slice) {
-        let size = self.pages.page_size();
         let sequence = &mut self.running[index];
         sequence.computed += slice.tokens.len();
         let entry = self.requests.get_mut(&sequence.id.request).expect("a sequence has a request");
@@ -463,11 +504,27 @@ impl Scheduler {
         if slice.first < prompt || slice.tokens.len() > 1 {
             self.counts.prefilled += slice.tokens.len() as u64;
         }
-        while (sequence.published + 1) * size <= sequence.computed {
-            let tokens = page_tokens(size, sequence.published);
-            sequence.prefix = sequence.prefix.extended(&sequence.tokens[tokens]);
-            self.pages.publish(sequence.pages[sequence.published], sequence.prefix);
-            sequence.published += 1;
+        publish(sequence, &mut self.pages);
+    }
+
+    /// Appends the tokens that were drawn after a token of a reply and after each right guess.
+    fn accept(&mut self, index: usize, slice: &Slice, tokens: &[i64], finished: &mut Vec<Finished>) {
+        let Some(&last) = tokens.last() else { return };
+        self.counts.guessed += slice.guesses as u64;
+        self.counts.accepted += tokens.len() as u64 - 1;
+
+        // Each token was drawn after one that is in the pages. The places of wrong guesses are written again.
+        let mut sequence = self.running.remove(index);
+        sequence.tokens.extend(tokens);
+        sequence.computed = slice.first + tokens.len();
+        publish(&mut sequence, &mut self.pages);
+        match self.finish_reason(&sequence, last) {
+            Some(reason) => {
+                finished.push(Finished { sequence: sequence.id, reason });
+                self.release(sequence.pages);
+                self.close(sequence.id.request);
+            }
+            None => self.running.insert(index, sequence),
         }
     }
 
@@ -517,6 +574,17 @@ impl Scheduler {
         if entry.open == 0 {
             self.requests.remove(&request);
         }
+    }
+}
+
+/// Publishes the pages of a sequence that are full.
+fn publish(sequence: &mut Sequence, pages: &mut PageTable) {
+    let size = pages.page_size();
+    while (sequence.published + 1) * size <= sequence.computed {
+        let tokens = page_tokens(size, sequence.published);
+        sequence.prefix = sequence.prefix.extended(&sequence.tokens[tokens]);
+        pages.publish(sequence.pages[sequence.published], sequence.prefix);
+        sequence.published += 1;
     }
 }
 

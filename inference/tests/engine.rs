@@ -10,7 +10,7 @@ use inference::engine::{Engine, EngineOptions};
 use inference::generate;
 use inference::request::{Event, Failure, FinishReason, ReplyId, Request};
 use inference::sample::SamplingParams;
-use inference::scheduler::Order;
+use inference::scheduler::{Counts, Order};
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::model_parallel::ModelParallel;
@@ -43,8 +43,13 @@ const LOAD: LoadOptions = LoadOptions {
     model_parallel: ModelParallel::NONE,
     memory: None,
 };
-const ROOMY: EngineOptions =
-    EngineOptions { sequences: 8, cached_tokens: 1024, batched_tokens: 64, order: Order::Arrival };
+const ROOMY: EngineOptions = EngineOptions {
+    sequences: 8,
+    cached_tokens: 1024,
+    batched_tokens: 64,
+    order: Order::Arrival,
+    speculative_tokens: 0,
+};
 
 /// The folder of a golden model.
 fn golden_folder(name: &str) -> PathBuf {
@@ -315,4 +320,59 @@ fn an_aborted_request_has_no_more_events() {
     let reply = |request, sample| ReplyId { request, sample };
     assert_eq!(finished, [reply(0, 0), reply(0, 1), reply(2, 1)]);
     assert!(events.iter().all(|event| !matches!(event, Event::Token { reply, .. } if reply.request == 1)));
+}
+
+/// The replies of an engine to prompts that repeat themselves, and what was counted.
+fn replies_with_guesses(
+    model: &CausalLm,
+    speculative_tokens: usize,
+    draft: Option<&CausalLm>,
+    temperature: f64,
+) -> (BTreeMap<ReplyId, (Vec<i64>, FinishReason)>, Counts) {
+    let longest = 20.min(model.config().max_positions() as usize - 1);
+    let mut engine = Engine::new(model, EngineOptions { speculative_tokens, ..ROOMY }).unwrap();
+    if let Some(draft) = draft {
+        engine = engine.with_draft(draft).unwrap();
+    }
+    for (id, prompt) in (0..).zip(prompts(10, longest)) {
+        let prompt = prompt.repeat(2);
+        let prompt = &prompt[..prompt.len().min(longest)];
+        let request =
+            Request { max_new_tokens: 12, stop_ids: [3].into(), ..request(id, prompt, 2, temperature) };
+        engine.add(request).unwrap();
+    }
+    (finish(&mut engine), engine.counts())
+}
+
+#[test]
+fn guesses_change_no_token() {
+    for name in MODELS {
+        let model = load(name);
+        for temperature in [0.0, 1.0] {
+            let (plain, _) = replies_with_guesses(&model, 0, None, temperature);
+            let (guessed, counts) = replies_with_guesses(&model, 3, None, temperature);
+            assert_eq!(plain, guessed, "{name} at {temperature}");
+            assert!(counts.accepted > 0 || temperature > 0.0, "{name}: no guess was right");
+        }
+    }
+}
+
+#[test]
+fn a_draft_changes_no_token() {
+    let (mut guessed, mut accepted) = (0, 0);
+    for name in MODELS {
+        let model = load(name);
+        let other = CausalLm::random(model.config().clone(), 3, &LOAD).unwrap();
+        for temperature in [0.0, 1.0] {
+            let (plain, _) = replies_with_guesses(&model, 0, None, temperature);
+            // The model itself as a draft: all its guesses are right, drawn ones as well.
+            let (same, counts) = replies_with_guesses(&model, 3, Some(&model), temperature);
+            assert_eq!(plain, same, "{name} guesses for itself, at {temperature}");
+            assert!(counts.guessed > 0 && counts.accepted == counts.guessed, "{name}: {counts:?}");
+            let (same, counts) = replies_with_guesses(&model, 3, Some(&other), temperature);
+            assert_eq!(plain, same, "another model guesses for {name}, at {temperature}");
+            (guessed, accepted) = (guessed + counts.guessed, accepted + counts.accepted);
+        }
+    }
+    assert!(accepted < guessed / 2, "{accepted} of {guessed} guesses of other models were right");
 }

@@ -49,6 +49,8 @@ fn written(model: &CausalLm, temperature: f64) -> Vec<Vec<i64>> {
         seed: 3,
         request_ids: RequestIds::From(0),
         max_num_seqs: 2,
+        speculative_tokens: 0,
+        draft: None,
     };
     let listener = &mut |_: usize, _: i64| ControlFlow::Continue(());
     let completions = generate::generate(model, &prompts, &options, listener).unwrap();

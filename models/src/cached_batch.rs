@@ -6,8 +6,8 @@
 //! | rows | attention |
 //! |---|---|
 //! | whole prompts | among their own tokens, without the cache ([`Batch::attend`]) |
-//! | several tokens after others | one row at a time, over a copy of its cached keys and values |
-//! | one token | over the pages ([`attention::decode`]), or else over a copy of all rows, padded and masked |
+//! | many tokens after others | one row at a time, over a copy of its cached keys and values |
+//! | few tokens | token by token over the pages ([`attention::decode`]), or else over a copy of all rows |
 
 use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
@@ -20,6 +20,10 @@ use crate::attention::{Attention, scaled_dot_product};
 use crate::batch::Batch;
 use crate::cache::KvCache;
 use crate::mask::{Alibi, MaskKind};
+
+/// The most tokens after others that attend one by one. So a token that was guessed has the same output, bit
+/// by bit, as if it had been drawn before its step.
+pub const FEW_TOKENS: usize = 16;
 
 /// The next tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -54,10 +58,17 @@ impl CachedRow<'_> {
 
     fn class(&self) -> RowClass {
         match self.tokens.len() {
-            1 => RowClass::Single,
+            1 => RowClass::Few,
             _ if self.past == 0 => RowClass::Whole,
+            2..=FEW_TOKENS => RowClass::Few,
             _ => RowClass::Continued,
         }
+    }
+
+    /// The row as one row for each of its tokens, each of which sees the tokens before it.
+    fn single_tokens(self) -> impl Iterator<Item = Self> {
+        let single = move |(index, tokens)| Self { tokens, past: self.past + index, ..self };
+        self.tokens.chunks(1).enumerate().map(single)
     }
 }
 
@@ -66,10 +77,10 @@ impl CachedRow<'_> {
 enum RowClass {
     /// All tokens of a sequence so far, and several of them.
     Whole,
-    /// Several tokens after others.
+    /// Many tokens after others.
     Continued,
-    /// One token.
-    Single,
+    /// One token, or few tokens after others.
+    Few,
 }
 
 /// A row with its place in the batch.
@@ -102,8 +113,8 @@ fn output_indices(placed: &[PlacedRow<'_>]) -> Vec<i64> {
     as_given.into_iter().flat_map(|placed| outputs(&placed.row, placed.start)).collect()
 }
 
-/// The rows of a step, with the tensors that all layers share. The tokens are in this order: whole rows, rows
-/// that continue others, single tokens.
+/// The rows of a step, with the tensors that all layers share. The tokens are in the order of the classes of
+/// their rows.
 pub(crate) struct CachedBatch<'a> {
     /// int64 `[N]`.
     pub(crate) input_ids: Tensor,
@@ -123,7 +134,7 @@ pub(crate) struct CachedBatch<'a> {
     singles: SingleTokens<'a>,
 }
 
-/// A row of several tokens after others.
+/// A row of many tokens after others.
 struct ContinuedRow {
     /// The flat indices of its tokens.
     tokens: Range<i64>,
@@ -133,7 +144,7 @@ struct ContinuedRow {
     masks: RefCell<Vec<(MaskKind, Tensor)>>,
 }
 
-/// The rows of one token, which are the last rows.
+/// The tokens that attend one by one, which are the last ones.
 struct SingleTokens<'a> {
     /// The flat index of the first.
     first: i64,
@@ -155,8 +166,8 @@ impl<'a> CachedBatch<'a> {
         let num_tokens: i64 = ordered.iter().map(|row| row.tokens.len() as i64).sum();
         let outputs = output_indices(&placed);
         let are_all_in_place = outputs.iter().copied().eq(0..num_tokens);
-        let singles: Vec<CachedRow<'a>> =
-            ordered.iter().copied().filter(|row| row.tokens.len() == 1).collect();
+        let few = ordered.iter().copied().filter(|row| row.class() == RowClass::Few);
+        let singles: Vec<CachedRow<'a>> = few.flat_map(CachedRow::single_tokens).collect();
         let first_single = num_tokens - singles.len() as i64;
 
         // One copy brings all numbers to the device.

@@ -331,6 +331,8 @@ impl<'a> Ppo<'a> {
             seed: derived_seed(self.seed, iteration, 0),
             request_ids: RequestIds::From(share.start as u64),
             max_num_seqs: config.rollout_micro_batch_size.unwrap_or(prompts.len()),
+            speculative_tokens: 0,
+            draft: None,
         };
         let completions =
             generate::generate(self.models.policy, prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;

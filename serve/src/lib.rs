@@ -46,6 +46,8 @@ pub struct LanguageModel {
     pub tokenizer: Tokenizer,
     /// The tokens that end a reply.
     pub stop_ids: Vec<i64>,
+    /// The model that guesses the tokens of replies, if there is one.
+    pub draft: Option<Box<CausalLm>>,
 }
 
 /// A loaded reward model with its tokenizer.
@@ -190,11 +192,14 @@ impl ModelThread {
         loaded: LanguageModel,
         commands: &Receiver<Command>,
     ) -> Result<(), BoxError> {
-        let LanguageModel { model, tokenizer, stop_ids } = loaded;
-        let engine = Engine::new(&model, self.engine)?;
+        let LanguageModel { model, tokenizer, stop_ids, draft } = loaded;
+        let mut engine = Engine::new(&model, self.engine)?;
+        if let Some(draft) = &draft {
+            engine = engine.with_draft(draft)?;
+        }
         let context = (model.config().max_positions() as usize).min(engine.cached_tokens());
         let (config, vocab_size) = (model.config().to_json(), model.config().vocab_size());
-        drop(model);
+        drop((model, draft));
 
         let tokenizer = Arc::new(tokenizer);
         let stop_ids = stop_ids.into();

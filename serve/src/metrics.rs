@@ -45,6 +45,8 @@ pub(crate) struct Metrics {
     pub(crate) shared_prompt_tokens: Count,
     pub(crate) generation_tokens: Count,
     pub(crate) preemptions: Count,
+    pub(crate) draft_tokens: Count,
+    pub(crate) accepted_tokens: Count,
     pub(crate) cancelled: Count,
     pub(crate) finished: Family<ReasonLabel, Counter>,
     pub(crate) responses: Family<StatusLabel, Counter>,
@@ -65,6 +67,8 @@ impl Metrics {
             shared_prompt_tokens: Count::default(),
             generation_tokens: Count::default(),
             preemptions: Count::default(),
+            draft_tokens: Count::default(),
+            accepted_tokens: Count::default(),
             cancelled: Count::default(),
             finished: Family::default(),
             responses: Family::default(),
@@ -87,6 +91,8 @@ impl Metrics {
             ("prefix_cache_hits", "Tokens of prompts that were in the KV cache", &self.shared_prompt_tokens),
             ("generation_tokens", "Tokens of replies", &self.generation_tokens),
             ("num_preemptions", "Replies that gave up their pages for others", &self.preemptions),
+            ("spec_decode_num_draft_tokens", "Tokens of replies that were guessed", &self.draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Guesses that were right", &self.accepted_tokens),
             ("requests_cancelled", "Requests whose client went away", &self.cancelled),
         ];
         let seconds = [

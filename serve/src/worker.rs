@@ -232,17 +232,19 @@ impl<'a> Worker<'a> {
 
     fn pass_token_on(&mut self, reply: ReplyId, token: TokenLogprob) {
         let Some(running) = self.running.get_mut(&reply.request) else { return };
+        let is_only_sample = running.samples.len() == 1;
+        // A step may give a reply several tokens, and a stop string in the first of them has ended it.
+        let Some(writer) = running.samples.get_mut(&reply.sample) else { return };
         self.metrics.generation_tokens.get_or_create(&self.label).inc();
         let now = Instant::now();
         match running.last_token.replace(now) {
-            Some(before) if running.samples.len() == 1 => {
+            Some(before) if is_only_sample => {
                 observe(&self.metrics.time_per_output_token, &self.label, now - before);
             }
             Some(_) => {}
             None => observe(&self.metrics.time_to_first_token, &self.label, now - running.arrived),
         }
 
-        let Some(writer) = running.samples.get_mut(&reply.sample) else { return };
         let is_stop = running.stop_ids.contains(&token.id);
         let text = if is_stop { Ok(String::new()) } else { writer.decoder.push(token.id) };
         let (text, has_ended) = match text {
@@ -253,7 +255,8 @@ impl<'a> Worker<'a> {
             }
         };
         self.send(reply.request, Piece::Token { sample: reply.sample, text, token });
-        if has_ended && self.engine.abort_reply(reply) {
+        if has_ended {
+            self.engine.abort_reply(reply);
             self.end(reply, String::new(), FinishReason::Stop);
         }
     }
@@ -301,6 +304,8 @@ impl<'a> Worker<'a> {
         metrics.prompt_tokens.get_or_create(label).inc_by(counts.prefilled - self.counted.prefilled);
         metrics.shared_prompt_tokens.get_or_create(label).inc_by(counts.shared - self.counted.shared);
         metrics.preemptions.get_or_create(label).inc_by(counts.preempted - self.counted.preempted);
+        metrics.draft_tokens.get_or_create(label).inc_by(counts.guessed - self.counted.guessed);
+        metrics.accepted_tokens.get_or_create(label).inc_by(counts.accepted - self.counted.accepted);
         self.counted = counts;
         let stats = self.engine.stats();
         metrics.requests_running.get_or_create(label).set(stats.running as i64);

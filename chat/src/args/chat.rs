@@ -8,7 +8,7 @@ use tui::chat::Setting;
 use tui::chat::event::ContextPolicy;
 use tui::theme::ThemeName;
 
-use super::{ModelArgs, SamplingArgs};
+use super::{ModelArgs, SamplingArgs, SpeculationArgs};
 
 /// `chat`.
 #[derive(Debug, Args)]
@@ -23,6 +23,8 @@ pub(crate) struct ChatArgs {
     pub(crate) system: Option<String>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     /// What happens when the context is full: the oldest messages are left out, they are summarized by the
     /// model, or the message is refused [default: drop].
     #[arg(long, value_name = "WHAT", value_enum)]

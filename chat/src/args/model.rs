@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use crate::config::DeviceSetting;
 use crate::config::section::Dtype;
 use crate::evaluation::model::ModelHost;
-use crate::session::ModelSource;
+use crate::session::{ModelSource, Speculation};
 
 /// Which model, and how it is held.
 #[derive(Clone, Debug, Args)]
@@ -63,6 +63,32 @@ impl ModelHostArgs {
     }
 }
 
+/// How the next tokens of replies are guessed.
+#[derive(Debug, Args)]
+pub(crate) struct SpeculationArgs {
+    /// Guess the next N tokens, from what a reply repeats or by --draft-model, and check them in one step.
+    /// Replies stay the same [default: no guesses].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MOST_GUESSES))]
+    pub(crate) speculative_tokens: Option<u8>,
+    /// A smaller model with the same tokenizer, which guesses.
+    #[arg(long, value_name = "DIR", requires = "speculative_tokens")]
+    pub(crate) draft_model: Option<String>,
+}
+
+/// With the token before them, guesses attend like single tokens.
+const MOST_GUESSES: i64 = models::cached_batch::FEW_TOKENS as i64 - 1;
+
+impl SpeculationArgs {
+    /// What the flags say. A draft is held like the model of `source`.
+    pub(crate) fn speculation(&self, source: &ModelSource) -> Speculation {
+        let draft = self.draft_model.clone();
+        Speculation {
+            tokens: self.speculative_tokens.map_or(0, usize::from),
+            draft: draft.map(|model| ModelSource { model, template: None, ..source.clone() }),
+        }
+    }
+}
+
 /// How replies are drawn.
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArgs {
@@ -104,6 +130,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) raw: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     /// Replies that are in work at once.
     #[arg(long, value_name = "N", default_value = "16")]
     pub(crate) batch_size: NonZeroUsize,

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::SpeculationArgs;
 use crate::config::DeviceSetting;
 use crate::config::section::Dtype;
 
@@ -40,6 +41,8 @@ pub(crate) struct ServeArgs {
     /// model takes it.
     #[arg(long, value_name = "N", default_value = "32768")]
     pub(crate) kv_cache_tokens: NonZeroUsize,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     /// Requests of a model that are in work or wait; more are refused with 429.
     #[arg(long, value_name = "N", default_value = "256")]
     pub(crate) max_requests: NonZeroUsize,

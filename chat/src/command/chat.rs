@@ -92,6 +92,7 @@ pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
     };
     let worker = Worker::start(WorkerSetup {
         model: arguments.model.source(),
+        speculation: arguments.speculation.speculation(&arguments.model.source()),
         reward_model: arguments.others.reward_model.clone(),
         reference: arguments.others.reference.clone(),
         ignore_eos: arguments.sampling.ignore_eos,
@@ -121,6 +122,7 @@ fn refuse_local_flags(arguments: &ChatArgs) -> Result<(), ConfigError> {
         ("--device", model.device != DeviceSetting::Auto),
         ("--template", model.template.is_some()),
         ("--ignore-eos", arguments.sampling.ignore_eos),
+        ("--speculative-tokens", arguments.speculation.speculative_tokens.is_some()),
         ("--context", arguments.context.is_some()),
     ];
     match given.into_iter().find(|(_, is_given)| *is_given) {

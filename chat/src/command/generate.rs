@@ -34,9 +34,14 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
     }
     let inputs = inputs(arguments)?;
 
-    let session = Session::causal_lm(&arguments.model.source())?;
+    let source = arguments.model.source();
+    let speculation = arguments.speculation.speculation(&source);
+    let session = Session::causal_lm(&source)?;
+    let draft = speculation.load_draft()?;
     let options = GenerationOptions {
         max_num_seqs: arguments.batch_size.get(),
+        speculative_tokens: speculation.tokens,
+        draft: draft.as_ref(),
         ..options(&arguments.sampling, session.stop_ids())
     };
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
@@ -62,7 +67,7 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
 const NO_TEMPLATE: &str = "give --raw to continue the text as it is, or --template";
 
 /// The generation options that the arguments specify, for one sequence at a time.
-pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> GenerationOptions {
+pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> GenerationOptions<'static> {
     GenerationOptions {
         sampling: SamplingParams {
             temperature: arguments.temperature,
@@ -75,6 +80,8 @@ pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> Generatio
         seed: arguments.seed,
         request_ids: RequestIds::From(0),
         max_num_seqs: 1,
+        speculative_tokens: 0,
+        draft: None,
     }
 }
 

@@ -14,7 +14,7 @@ use crate::args::ServeArgs;
 use crate::config::ConfigError;
 use crate::console::print_stderr;
 use crate::evaluation::model::{check_folder, short_name};
-use crate::session::{ModelSource, Session};
+use crate::session::{ModelSource, Session, Speculation};
 use crate::{device, interrupt, model_folder};
 
 /// The variable with keys.
@@ -40,6 +40,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<()> {
             cached_tokens: arguments.kv_cache_tokens.get(),
             batched_tokens: engine::BATCHED_TOKENS,
             order: Order::Arrival,
+            speculative_tokens: arguments.speculation.speculative_tokens.map_or(0, usize::from),
         },
         drain: Duration::from_secs(arguments.drain),
     };
@@ -90,8 +91,9 @@ fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
             template: arguments.template.clone(),
         };
         let told = name.clone();
+        let speculation = arguments.speculation.speculation(&source);
         let load = move || {
-            let loaded = load(&source)?;
+            let loaded = load(&source, &speculation)?;
             print_stderr(&format!("the model {told} is loaded"));
             Ok(loaded)
         };
@@ -107,7 +109,7 @@ fn default_name(given: &str) -> String {
 }
 
 /// Loads a language model, or a reward model if the folder holds one.
-fn load(source: &ModelSource) -> Result<LoadedModel, serve::BoxError> {
+fn load(source: &ModelSource, speculation: &Speculation) -> Result<LoadedModel, serve::BoxError> {
     let load = || -> anyhow::Result<LoadedModel> {
         if Config::from_folder(Path::new(&source.model))?.is_sequence_classification() {
             let (model, tokenizer) = Session::scalar_model(source)?.into_parts()?;
@@ -116,7 +118,8 @@ fn load(source: &ModelSource) -> Result<LoadedModel, serve::BoxError> {
         let session = Session::causal_lm(source)?;
         let stop_ids = session.stop_ids();
         let (model, tokenizer) = session.into_parts()?;
-        Ok(LoadedModel::Language(LanguageModel { model, tokenizer, stop_ids }))
+        let draft = speculation.load_draft()?.map(Box::new);
+        Ok(LoadedModel::Language(LanguageModel { model, tokenizer, stop_ids, draft }))
     };
     load().map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)
 }

@@ -547,6 +547,8 @@ impl<'a> Engine<'a> {
                 chunk.iter().map(|prompt| stream(&requests[prompt.request])).collect(),
             ),
             max_num_seqs: self.num_seqs(longest, max_gen_toks),
+            speculative_tokens: 0,
+            draft: None,
         };
 
         let prompts: Vec<Vec<i64>> = chunk.iter().map(|prompt| prompt.ids.clone()).collect();

@@ -17,6 +17,9 @@ pub struct Limits {
     /// Whether a prompt may be computed in several steps, and may read the pages of others. If not, a prompt
     /// of more than `batched_tokens` tokens is computed beside single tokens only.
     pub splits_prompts: bool,
+    /// The most tokens of a reply that are guessed in a step ([`Scheduler::guess`](super::Scheduler::guess)).
+    /// vLLM: `num_speculative_tokens`.
+    pub speculative_tokens: usize,
 }
 
 /// In which order waiting requests of one priority are admitted.
@@ -37,9 +40,15 @@ pub struct Slice {
     pub sequence: ReplyId,
     /// The tokens that are computed.
     pub tokens: Vec<i64>,
-    /// The position of the first of them. All tokens before it are in the cache.
+    /// The most guesses that the pages have room for.
+    /// vLLM: `num_lookahead_tokens`.
+    pub lookahead: usize,
+    /// The number of tokens at the end that are guesses. A token is drawn after each of them that is right,
+    /// and after the token before them.
+    pub guesses: usize,
+    /// The position of the first token. All tokens before it are in the cache.
     pub first: usize,
-    /// The pages of the sequence, up to the page of the last token.
+    /// The pages of the sequence, up to the page of the last token and of the last guess that may come.
     pub pages: Vec<PageId>,
     /// The number of tokens that are drawn from the output of the last token: 0 if the prompt goes on, one
     /// for each sample at the end of a prompt, otherwise 1.
@@ -95,4 +104,8 @@ pub struct Counts {
     pub shared: u64,
     /// Sequences that gave up their pages.
     pub preempted: u64,
+    /// Tokens that were guessed.
+    pub guessed: u64,
+    /// Guesses that were right.
+    pub accepted: u64,
 }

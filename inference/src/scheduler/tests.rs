@@ -7,15 +7,18 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
+use crate::ngram;
 use crate::sample::SamplingParams;
 
-/// A model whose next token depends on every token before it, on the request and on the sample.
+/// A model whose next token depends on every token before it, on the request and on the sample. It often
+/// repeats a token that was there before.
 fn next_token(tokens: &[i64], id: ReplyId) -> i64 {
     let mut state = id.request.wrapping_mul(0x9e37_79b9) ^ u64::from(id.sample).wrapping_mul(0x85eb_ca6b);
     for &token in tokens {
         state = (state ^ token as u64).wrapping_mul(0x0100_0000_01b3).rotate_left(17);
     }
-    (state % 23) as i64
+    let repeated = tokens.len().checked_sub(5).filter(|_| !state.is_multiple_of(4));
+    repeated.map_or((state / 4 % 23) as i64, |place| tokens[place])
 }
 
 /// The cache: the token of each place in each page.
@@ -27,8 +30,8 @@ struct Cache {
 }
 
 impl Cache {
-    /// Computes a step, and returns the tokens that are drawn.
-    fn execute(&mut self, plan: &StepPlan, size: usize) -> Vec<i64> {
+    /// Computes a step, and returns the tokens that are drawn by slice.
+    fn execute(&mut self, plan: &StepPlan, size: usize) -> Vec<Vec<i64>> {
         let empty = || vec![None; size];
         // As the device does it: all pages are read, and then all are written.
         let copied: Vec<_> = plan.copies.iter().map(|(from, _)| self.pages[from].clone()).collect();
@@ -47,11 +50,19 @@ impl Cache {
 
         let mut drawn = Vec::new();
         for slice in plan.slices.iter().filter(|slice| slice.draws > 0) {
-            let end = slice.first + slice.tokens.len();
+            let end = slice.first + slice.tokens.len() - slice.guesses;
             let read = |position: usize| self.pages[&slice.pages[position / size]][position % size];
-            let tokens: Vec<i64> = (0..end).map(|position| read(position).expect("computed")).collect();
-            let samples = 0..slice.draws;
-            drawn.extend(samples.map(|draw| next_token(&tokens, slice.drawn_reply(draw))));
+            let mut tokens: Vec<i64> = (0..end).map(|position| read(position).expect("computed")).collect();
+            let mut own: Vec<i64> =
+                (0..slice.draws).map(|draw| next_token(&tokens, slice.drawn_reply(draw))).collect();
+            for position in end..end + slice.guesses {
+                if read(position) != own.last().copied() {
+                    break;
+                }
+                tokens.extend(read(position));
+                own.push(next_token(&tokens, slice.sequence));
+            }
+            drawn.push(own);
         }
         drawn
     }
@@ -111,7 +122,11 @@ impl Run {
     }
 
     fn step(&mut self) -> Result<(), NoRoom> {
-        let plan = self.scheduler.schedule()?;
+        let mut plan = self.scheduler.schedule()?;
+        for slice in &mut plan.slices {
+            let guesses = ngram::guess(self.scheduler.tokens(slice.sequence), slice.lookahead);
+            self.scheduler.guess(slice, &guesses);
+        }
         let tokens: usize = plan.slices.iter().map(|slice| slice.tokens.len()).sum();
         let Limits { batched_tokens, splits_prompts, .. } = self.scheduler.limits;
         assert!(tokens <= batched_tokens || !splits_prompts);
@@ -119,8 +134,9 @@ impl Run {
         let drawn = self.cache.execute(&plan, self.size);
         let mut tokens = drawn.iter();
         for slice in &plan.slices {
-            for draw in 0..slice.draws {
-                self.replies.entry(slice.drawn_reply(draw)).or_default().push(*tokens.next().unwrap());
+            let own = if slice.draws > 0 { tokens.next().unwrap().as_slice() } else { &[] };
+            for (draw, &token) in (0..).zip(own) {
+                self.replies.entry(slice.drawn_reply(draw)).or_default().push(token);
             }
         }
         for finished in self.scheduler.complete(&plan, &drawn) {
@@ -143,10 +159,17 @@ impl Run {
     }
 }
 
-const LIMITS: Limits = Limits { batched_tokens: 64, sequences: 16, positions: 1000, splits_prompts: true };
+const LIMITS: Limits = Limits {
+    batched_tokens: 64,
+    sequences: 16,
+    positions: 1000,
+    splits_prompts: true,
+    speculative_tokens: 0,
+};
 
 #[test]
 fn random_traffic_gets_the_replies_of_one_request_after_the_other() {
+    let mut accepted = 0;
     for seed in 0..300 {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let size = random.random_range(1..9);
@@ -155,6 +178,7 @@ fn random_traffic_gets_the_replies_of_one_request_after_the_other() {
             sequences: random.random_range(4..12),
             positions: random.random_range(30..60),
             splits_prompts: random.random_range(0..4) > 0,
+            speculative_tokens: random.random_range(0..5),
         };
         let order = if random.random() { Order::Arrival } else { Order::LongestFirst };
         // The longest sequence fits alone, and four of them do not always.
@@ -194,7 +218,24 @@ fn random_traffic_gets_the_replies_of_one_request_after_the_other() {
             }
         }
         assert_eq!(run.scheduler.pages.num_used(), 0, "seed {seed}: a page is lost");
+        accepted += run.scheduler.counts().accepted;
     }
+    assert!(accepted > 1000, "{accepted} right guesses are no test");
+}
+
+#[test]
+fn right_guesses_save_steps_and_wrong_ones_cost_none() {
+    let steps = |speculative_tokens| {
+        let mut run = Run::new(Limits { speculative_tokens, ..LIMITS }, Order::Arrival, 4, 500);
+        run.scheduler.add(request(1, vec![1, 2, 3], 1, 200));
+        run.finish();
+        (run.reply(1, 0), run.steps, run.scheduler.counts())
+    };
+    let (reply, plain, _) = steps(0);
+    let (same, fewer, counts) = steps(4);
+    assert_eq!(reply, same);
+    assert_eq!(plain as u64, fewer as u64 + counts.accepted);
+    assert!(counts.accepted > 0 && counts.guessed > counts.accepted, "{counts:?}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use tui::chat::event::{ContextPolicy, Sampling};
 use tui::line::Statistics;
 
 use crate::failure::Failure;
-use crate::session::{ModelSource, Session};
+use crate::session::{ModelSource, Session, Speculation};
 
 /// The longest summary of earlier messages, in tokens.
 const SUMMARY: usize = 200;
@@ -51,13 +51,21 @@ pub(super) enum Update<'a> {
 /// Takes in updates, and may stop the answer.
 pub(super) type Listener<'a> = dyn FnMut(Update<'_>) -> ControlFlow<()> + 'a;
 
+/// The engine of a conversation. It keeps the keys and values of all turns, so that each turn computes its
+/// new tokens alone.
+pub(super) struct OwnEngine {
+    engine: Option<Engine>,
+    /// The tokens that are guessed in a step, and the model that guesses them.
+    speculative_tokens: usize,
+    draft: Option<CausalLm>,
+}
+
 /// A model that answers.
 pub(super) enum Answerer {
     /// A model in this process.
     Local {
         session: Box<Session<CausalLm>>,
-        /// It keeps the keys and values of the conversation, so that each turn computes its new tokens alone.
-        engine: Option<Box<Engine>>,
+        engine: Box<OwnEngine>,
         /// The newest summary, and the messages that it stands for.
         summary: Option<(Vec<Message>, String)>,
     },
@@ -67,14 +75,16 @@ pub(super) enum Answerer {
 
 impl Answerer {
     /// Loads the model of a folder or hub name, or connects to an endpoint.
-    pub(super) fn load(source: &ModelSource) -> anyhow::Result<Self> {
+    pub(super) fn load(source: &ModelSource, speculation: &Speculation) -> anyhow::Result<Self> {
         if is_endpoint(&source.model) {
             return Ok(Self::Remote(RemoteModel::connect(&source.model)?));
         }
         let session = Box::new(Session::causal_lm(source)?);
         // A chat needs a tokenizer, and a template in it.
         session.tokenizer()?.encode_prompt(&[Message::user("?")])?;
-        Ok(Self::Local { session, engine: None, summary: None })
+        let speculative_tokens = speculation.tokens;
+        let engine = OwnEngine { engine: None, speculative_tokens, draft: speculation.load_draft()? };
+        Ok(Self::Local { session, engine: Box::new(engine), summary: None })
     }
 
     /// The context length in tokens, if known.
@@ -160,7 +170,7 @@ struct Prompt {
 /// Shortens the conversation until it fits.
 fn fitting_prompt(
     session: &Session<CausalLm>,
-    engine: &mut Option<Box<Engine>>,
+    engine: &mut OwnEngine,
     summary: &mut Option<(Vec<Message>, String)>,
     question: &Question,
     listen: &mut Listener<'_>,
@@ -227,7 +237,7 @@ fn summary_tokens(context: i64) -> usize {
 /// out.
 fn summarized(
     session: &Session<CausalLm>,
-    engine: &mut Option<Box<Engine>>,
+    engine: &mut OwnEngine,
     summary: &mut Option<(Vec<Message>, String)>,
     messages: &[Message],
     listen: &mut Listener<'_>,
@@ -265,7 +275,7 @@ fn summarized(
         stop_ids: session.stop_ids().into(),
         ..Request::new(ids.into(), SamplingParams::greedy())
     };
-    let engine = roomy_engine(session, engine, &request)?;
+    let engine = engine.with_room(session, &request)?;
     let mut listen = |_: usize, _: i64| listen(Update::Piece { text: "", new_tokens: 0, rate: None });
     let made = generate::complete(engine, request, &mut listen)?;
     anyhow::ensure!(made.finish_reason != FinishReason::Interrupted, "stopped while summarizing");
@@ -274,32 +284,35 @@ fn summarized(
     Ok(text)
 }
 
-/// An engine that has room for the request. The engine that is there goes on if it is large enough.
-fn roomy_engine<'a>(
-    session: &Session<CausalLm>,
-    engine: &'a mut Option<Box<Engine>>,
-    request: &Request,
-) -> anyhow::Result<&'a mut Engine> {
-    let longest = session.model.config().max_positions() as usize;
-    let needed = engine::cached_tokens(1, (request.prompt.len() + request.max_new_tokens).min(longest));
-    if engine.as_ref().is_none_or(|engine| engine.cached_tokens() < needed) {
-        // The conversation becomes longer, and a new engine computes it anew: it gets twice the room.
-        let options = EngineOptions {
-            sequences: 1,
-            cached_tokens: needed.next_power_of_two().min(engine::cached_tokens(1, longest)),
-            batched_tokens: engine::BATCHED_TOKENS,
-            order: Order::Arrival,
-        };
-        *engine = None;
-        *engine = Some(Box::new(Engine::new(&session.model, options)?));
+impl OwnEngine {
+    /// The engine with room for a request. The one that is there goes on if it is large enough.
+    fn with_room(&mut self, session: &Session<CausalLm>, request: &Request) -> anyhow::Result<&mut Engine> {
+        let longest = session.model.config().max_positions() as usize;
+        let needed = engine::cached_tokens(1, (request.prompt.len() + request.max_new_tokens).min(longest));
+        if self.engine.as_ref().is_none_or(|engine| engine.cached_tokens() < needed) {
+            // The conversation becomes longer, and a new engine computes it anew: it gets twice the room.
+            let options = EngineOptions {
+                sequences: 1,
+                cached_tokens: needed.next_power_of_two().min(engine::cached_tokens(1, longest)),
+                batched_tokens: engine::BATCHED_TOKENS,
+                order: Order::Arrival,
+                speculative_tokens: self.speculative_tokens,
+            };
+            self.engine = None;
+            let engine = Engine::new(&session.model, options)?;
+            self.engine = Some(match &self.draft {
+                Some(draft) => engine.with_draft(draft)?,
+                None => engine,
+            });
+        }
+        Ok(self.engine.as_mut().expect("there is one"))
     }
-    Ok(engine.as_mut().expect("there is one"))
 }
 
 /// Generates an answer to a prompt of ids.
 fn write(
     session: &Session<CausalLm>,
-    engine: &mut Option<Box<Engine>>,
+    engine: &mut OwnEngine,
     prompt: &Prompt,
     question: &Question,
     listen: &mut Listener<'_>,
@@ -333,7 +346,7 @@ fn write(
             }
         }
     };
-    let made = generate::complete(roomy_engine(session, engine, &request)?, request, &mut callback)?;
+    let made = generate::complete(engine.with_room(session, &request)?, request, &mut callback)?;
 
     let Stream { decoder, problem, clock, .. } = stream;
     if let Some(problem) = problem {

@@ -62,7 +62,8 @@ impl Conversation {
         sampling: Sampling,
         policy: ContextPolicy,
     ) -> anyhow::Result<Self> {
-        let model = Answerer::load(&arguments.model.source())?;
+        let source = arguments.model.source();
+        let model = Answerer::load(&source, &arguments.speculation.speculation(&source))?;
         let ignore_eos = arguments.sampling.ignore_eos;
         let system = arguments.system.clone();
         let history = Vec::new();

@@ -19,7 +19,7 @@ use tui::chat::event::{Against, Event, ModelEvent, Notice, Request, TokenReport}
 use super::answerer::{Answerer, Question, Update};
 use super::tokens;
 use crate::exit;
-use crate::session::{ModelSource, Session};
+use crate::session::{ModelSource, Session, Speculation};
 use crate::user_folders::{self, HomeError};
 
 /// How long the end of the thread is waited for.
@@ -50,6 +50,8 @@ pub(super) struct Worker {
 pub(super) struct WorkerSetup {
     /// How models are loaded; the name of the model is replaced.
     pub(super) model: ModelSource,
+    /// How the tokens of their answers are guessed.
+    pub(super) speculation: Speculation,
     /// The reward model, if one was named.
     pub(super) reward_model: Option<String>,
     /// The reference, if one was named.
@@ -193,7 +195,7 @@ impl Models {
 
     fn load(&mut self, slot: usize, model: &str) -> anyhow::Result<()> {
         self.tell(ModelEvent::Loading { slot, note: "reading the weights".to_owned() });
-        let answerer = Answerer::load(&self.source(model)?)?;
+        let answerer = Answerer::load(&self.source(model)?, &self.setup.speculation)?;
         self.tell(ModelEvent::Loaded { slot, context: answerer.context(), detail: answerer.detail() });
         self.answerers.insert(slot, (model.to_owned(), answerer));
         Ok(())
