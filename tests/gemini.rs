@@ -166,6 +166,34 @@ fn a_budget_lowers_the_memory_of_the_process() {
 }
 
 #[test]
+fn replies_wait_for_pages_where_a_budget_has_no_room_for_all() {
+    let scratch = with_large_model();
+    scratch.run(&line("rm", "rm-whole", "")).succeeds();
+    // 64 replies of 96 tokens, each of 3 KiB of keys and values: 18 MiB, and more with their prompts.
+    let sets = "--set ppo.rollout_batch_size=16 --set ppo.samples_per_prompt=4 --set ppo.max_new_tokens=96 \
+                --set ppo.iterations=1 --set ppo.epochs=1 --set ppo.rollout_micro_batch_size=64 --set data.max_length=128";
+    scratch.run(&line("ppo", "whole", sets)).succeeds();
+    for (out, mebibytes, mesh) in
+        [("limited", 14, ""), ("ranks", 9, "--nproc 2 --set parallel.tensor.size=2")]
+    {
+        let budget = format!("{mesh} --set gemini.device_memory='{mebibytes}MiB'");
+        let outcome = scratch.run(&line("ppo", out, &format!("{sets} {budget}")));
+        outcome.succeeds();
+        let peak = outcome.stderr.split("memory of the models: at most ").nth(1).unwrap();
+        let peak: u64 = peak.split(' ').next().unwrap().parse().unwrap();
+        assert!(peak <= mebibytes, "{outcome:#?}");
+
+        // The policy's own log-probabilities of all replies are those of the rollout.
+        let of = |out: &str, key: &str| metrics(&scratch, out)[0][key].as_f64().unwrap();
+        assert!(of(out, "sampling/logp_difference/max") < 1e-4, "{:?}", metrics(&scratch, out));
+        // Replies that gave their pages up are computed again, which may round otherwise.
+        for key in ["objective/entropy", "response_length/mean"] {
+            assert!((of("whole", key) - of(out, key)).abs() < 0.05 * of("whole", key).abs(), "{out}: {key}");
+        }
+    }
+}
+
+#[test]
 fn a_budget_that_cannot_be_kept_is_an_error_with_a_fix() {
     let scratch = with_large_model();
     let run = |sets: &str| scratch.run(&line("sft", "out", sets));

@@ -6,6 +6,7 @@ use models::batch::Batch;
 use models::cache::KvCache;
 use models::cached_batch::{CachedRow, Outputs};
 use models::causal_lm::CausalLm;
+use models::decoder::Decoder;
 use parallel::{Segmented, upload};
 use tch::{Kind, Tensor, no_grad};
 
@@ -23,12 +24,16 @@ const PAGE_SIZE: usize = 16;
 /// operations: in bf16 these are 2048 for each byte, and an H100 (990 Tflop/s, 3.35 TB/s) wants 295.
 pub const BATCHED_TOKENS: usize = 2048;
 
+/// The most tokens of a step where a budget leaves no room for all pages. In bf16 these are 256 operations
+/// for each byte of weights, nearly what an H100 wants.
+pub const SMALL_STEP: usize = 256;
+
 /// The sizes of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
     /// The most replies that are under way at once.
     pub sequences: usize,
-    /// The number of tokens for which the KV cache has room.
+    /// The number of tokens for which the KV cache has room, if a budget of device memory allows it.
     pub cached_tokens: usize,
     /// The most tokens of a step.
     pub batched_tokens: usize,
@@ -57,6 +62,27 @@ pub fn cached_tokens(sequences: usize, longest: usize) -> usize {
     sequences * longest.next_multiple_of(PAGE_SIZE)
 }
 
+/// The memory of an engine.
+struct Room {
+    num_pages: usize,
+    batched_tokens: usize,
+}
+
+impl Room {
+    /// The pages and the step that the options ask for, or as much of them as a budget of device memory
+    /// leaves room for. Sequences then wait for pages, or give theirs up and are computed again later.
+    fn find(decoder: &Decoder, options: &EngineOptions) -> Result<Self, Error> {
+        let wanted = options.cached_tokens.div_ceil(PAGE_SIZE).max(1);
+        let within = |tokens| decoder.pages_within_budget(PAGE_SIZE, tokens, options.sequences);
+        if within(0)?.is_none_or(|pages| pages >= wanted) {
+            return Ok(Self { num_pages: wanted, batched_tokens: options.batched_tokens });
+        }
+        let batched_tokens = options.batched_tokens.min(SMALL_STEP);
+        let pages = within(batched_tokens)?.unwrap_or(wanted);
+        Ok(Self { num_pages: pages.clamp(1, wanted), batched_tokens })
+    }
+}
+
 /// A model with a KV cache, and the requests that it works on.
 /// vLLM: `LLMEngine`.
 #[derive(Debug)]
@@ -72,11 +98,11 @@ impl Engine {
     /// An engine over the weights of `model`, which it shares.
     pub fn new(model: &CausalLm, options: EngineOptions) -> Result<Self, Error> {
         let model = model.for_decoding()?;
-        let num_pages = options.cached_tokens.div_ceil(PAGE_SIZE).max(1);
+        let Room { num_pages, batched_tokens } = Room::find(model.decoder(), &options)?;
         let mut pages = PageTable::new(PAGE_SIZE);
         pages.grow(num_pages);
         let limits = Limits {
-            batched_tokens: options.batched_tokens,
+            batched_tokens,
             sequences: options.sequences.max(1),
             positions: model.config().max_positions() as usize,
             splits_prompts: model.decoder().can_continue_rows(),

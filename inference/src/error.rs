@@ -84,6 +84,20 @@ pub enum Error {
         /// The index of the prompt, from 0.
         index: usize,
     },
+    /// The cache has no room for a single reply.
+    #[error(
+        "prompt {} with its reply needs {needed} pages of the KV cache, and the budget leaves room for {pages}: raise \
+         [gemini] device_memory, or lower the longest reply",
+        index + 1
+    )]
+    NoRoom {
+        /// The index of the prompt, from 0.
+        index: usize,
+        /// The pages that the reply needs.
+        needed: usize,
+        /// The pages that there are.
+        pages: usize,
+    },
     /// The ranks of one model drew different tokens.
     #[error(
         "the {ranks} ranks that share this model sampled different tokens; they must run the same program on the same kind of machine"
@@ -109,6 +123,7 @@ impl Error {
             | Self::Draft { .. }
             | Self::DraftRecomputesRows => ErrorClass::Usage,
             Self::LogitsNotFinite { .. } => ErrorClass::Diverged,
+            Self::NoRoom { .. } => ErrorClass::Device,
             Self::EmptyPrompt { .. } | Self::LongPrompt { .. } | Self::TokenOutsideVocabulary { .. } => {
                 ErrorClass::Data
             }

@@ -207,7 +207,7 @@ fn add_requests(
 fn failed(request: u64, failure: Failure) -> Error {
     match failure {
         Failure::LogitsNotFinite => Error::LogitsNotFinite { index: request as usize },
-        Failure::NoRoom { .. } => unreachable!("the cache has room for as many replies as are under way"),
+        Failure::NoRoom { needed, pages } => Error::NoRoom { index: request as usize, needed, pages },
     }
 }
 

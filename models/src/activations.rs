@@ -106,6 +106,17 @@ impl<'a> ActivationMemory<'a> {
         [kept, kept + grads.max(2 * 4 * logits)]
     }
 
+    /// What a step of generation takes at most beside weights and cache: a block on `tokens` tokens, and the
+    /// logits of `outputs` of them, of which the sampler works on copies in fp32.
+    pub fn step(&self, tokens: usize, outputs: usize) -> usize {
+        self.hidden(tokens) + self.block(0, tokens) + self.sampled_logits(outputs)
+    }
+
+    /// The logits of `outputs` tokens, of which the sampler works on copies in fp32.
+    pub fn sampled_logits(&self, outputs: usize) -> usize {
+        3 * outputs * size(self.architecture.vocab_size) * 4
+    }
+
     /// The keys and values of one token in all layers of a KV cache.
     pub fn cached_token(&self) -> usize {
         let [_, key] = self.attention_widths();

@@ -117,6 +117,18 @@ impl ModelParallel {
         }
     }
 
+    /// The smallest `count` of the ranks that run this replica of the model, all of which call this.
+    pub(crate) fn min_over_ranks(&self, count: usize) -> Result<usize, parallel::Error> {
+        let layers = self.pipeline_parallel.as_ref().map(|layers| &layers.group);
+        let experts = self.expert_parallel.as_ref();
+        let groups = [self.tensor_parallel.as_ref(), layers, experts, self.sequence_group()];
+        let mut negative = [-(count as f64)];
+        for group in groups.into_iter().flatten() {
+            negative = group.all_reduce_max(negative)?;
+        }
+        Ok(-negative[0] as usize)
+    }
+
     /// The placement of a parameter outside the tensor-parallel layers.
     pub(crate) fn non_parallel_placement(&self) -> WeightPlacement {
         if self.is_megatron_sp() { WeightPlacement::ReplicatePartialGrad } else { WeightPlacement::Replicate }

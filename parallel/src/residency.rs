@@ -176,6 +176,10 @@ pub trait WeightStore: Residency {
     /// runs it then. Only if the store [defers](Self::defers_update) it.
     fn defer_update(&self, indices: Vec<usize>, update: WeightUpdate);
 
+    /// The bytes that the budget leaves for tensors while any one part of these weights is in memory. The
+    /// same configuration always has the same number. `None` without a budget.
+    fn room_for_tensors(&self) -> Option<usize>;
+
     /// Runs the updates that were deferred and did not run yet.
     fn finish_updates(&self) -> Result<(), Error>;
 

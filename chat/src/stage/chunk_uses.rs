@@ -59,6 +59,8 @@ struct Moment {
     discards: Option<usize>,
     /// The bytes of the tensors that exist then.
     tensors: usize,
+    /// The bytes of the tensors that take what room there is beside them.
+    spare: usize,
     /// Of an update: the bytes of its largest parameter. It can run parameter by parameter, when no tensors
     /// exist.
     least_update: Option<usize>,
@@ -177,6 +179,7 @@ impl ChunkUses {
             uses: vec![(piece.weights, true), (gradients, false), (optimizer, true)],
             discards: Some(gradients),
             tensors,
+            spare: 0,
             least_update: Some((piece.largest * bytes as f64) as usize),
         });
     }
@@ -197,9 +200,10 @@ impl ChunkUses {
             self.moments.push(Moment { uses: vec![(original, false), (copy, false)], ..Moment::default() });
             copies.push(copy);
         }
-        let beside = tensors.kv_cache + tensors.logits;
-        let generated = copies.into_iter().map(|copy| (vec![(copy, false)], beside));
-        self.moments.extend(generated.map(|(uses, tensors)| Moment { uses, tensors, ..Moment::default() }));
+        let spare = tensors.kv_cache + tensors.logits - tensors.least;
+        let generated =
+            |copy| Moment { uses: vec![(copy, false)], tensors: tensors.least, spare, ..Moment::default() };
+        self.moments.extend(copies.into_iter().map(generated));
     }
 
     /// The bytes that must be in memory at one moment, with this placement.
@@ -307,7 +311,7 @@ impl<'a> Residency<'a> {
         let used: usize = moment.uses.iter().map(|&(chunk, _)| self.bytes(chunk)).sum();
         let is_auto = self.placement == PlacementPolicy::Auto;
         let read_ahead = if is_auto { self.budget / READ_AHEAD_PARTS } else { 0 };
-        let capacity = self.budget.saturating_sub(read_ahead + moment.tensors).max(used);
+        let capacity = self.budget.saturating_sub(read_ahead + moment.tensors + moment.spare).max(used);
 
         let others =
             (0..self.resident.len()).filter(|&chunk| self.resident[chunk].is_some() && !is_used(chunk));
@@ -380,11 +384,11 @@ mod tests {
                 .into(),
             head: None,
         };
-        uses.add_rollout(&model, &RolloutTensors { policy: 20, kv_cache: 30, logits: 5 });
-        // A piece of the copy beside the cache and the logits, and not all 20 of it.
-        assert_eq!(uses.least_bytes(PlacementPolicy::Auto), 10 + 30 + 5);
+        uses.add_rollout(&model, &RolloutTensors { policy: 20, kv_cache: 30, logits: 5, least: 25 });
+        // A piece of the copy beside the least cache and the logits, and not all 20 of it.
+        assert_eq!(uses.least_bytes(PlacementPolicy::Auto), 10 + 25);
         // The copy stays, too.
-        assert_eq!(uses.least_bytes(PlacementPolicy::Cuda), 80 + 20 + 35);
+        assert_eq!(uses.least_bytes(PlacementPolicy::Cuda), 80 + 20 + 25);
     }
 
     #[test]

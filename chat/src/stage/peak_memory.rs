@@ -212,6 +212,8 @@ pub(super) struct RolloutTensors {
     pub(super) kv_cache: usize,
     /// What the sampler works on.
     pub(super) logits: usize,
+    /// The least that a budget has to leave for cache and logits: room for the longest reply alone.
+    pub(super) least: usize,
 }
 
 impl RolloutTensors {
@@ -369,10 +371,10 @@ fn generation(
     let capacity = capacity.min(architecture.max_positions as usize);
     let kv_cache =
         engine::cached_tokens(replies, capacity) * memory.cached_token() / mesh.size(Axis::Pipeline);
-    // The sampler works on the logits of all replies in fp32.
-    let logits = 3 * replies * architecture.vocab_size as usize * 4;
+    let logits = memory.sampled_logits(replies);
     let policy = if decodes_with_a_copy(config) { state.bytes.weights } else { 0 };
-    RolloutTensors { policy, kv_cache, logits }
+    let least = memory.step(engine::SMALL_STEP, replies) + kv_cache.div_ceil(replies.max(1));
+    RolloutTensors { policy, kv_cache, logits, least: least.min(kv_cache + logits) }
 }
 
 /// Whether replies are generated with a copy of the weights, because the weights themselves may leave memory.

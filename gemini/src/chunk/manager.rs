@@ -350,6 +350,17 @@ impl ChunkManager {
         tensors.is_some_and(|tensors| tensors + bytes <= state.device_bytes)
     }
 
+    /// The bytes that the budget leaves beside `bytes` of chunks that come and go and the chunks that never
+    /// leave. `None` without a budget.
+    pub(crate) fn room_beside(&self, bytes: usize) -> Option<usize> {
+        let budget = self.budget.as_ref()?;
+        let needed = match budget.placement {
+            PlacementPolicy::Cuda => self.lock().bytes_where(|_| true),
+            _ => self.lock().bytes_where(|chunk| chunk.stays) + bytes,
+        };
+        Some(budget.device_bytes.saturating_sub(needed))
+    }
+
     /// Goes on with reading ahead. Returns whether it has to wait until something is written.
     fn continue_prefetch(&self) -> bool {
         let Some(budget) = &self.budget else { return false };

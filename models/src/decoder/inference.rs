@@ -9,6 +9,7 @@ use parallel::segment::{forward_segment_by_segment, hold_weights};
 use tch::{Tensor, no_grad};
 
 use super::Decoder;
+use crate::activations::ActivationMemory;
 use crate::architecture::Position;
 use crate::attention::Attention;
 use crate::batch::Batch;
@@ -44,6 +45,23 @@ impl Decoder {
     pub fn cache_bytes_per_token(&self) -> usize {
         let CacheShape { layers, kv_heads, head_dim, .. } = self.cache_shape(1, 1);
         2 * (layers * kv_heads * head_dim) as usize * self.kind().elt_size_in_bytes()
+    }
+
+    /// The pages of `page_size` tokens for which a budget of device memory leaves room beside a part of the
+    /// weights and beside a step of `tokens` tokens, of which `outputs` get their logits. `None` without a
+    /// budget. The ranks of a model agree on the smallest number.
+    pub fn pages_within_budget(
+        &self,
+        page_size: usize,
+        tokens: usize,
+        outputs: usize,
+    ) -> Result<Option<usize>, parallel::Error> {
+        let room = self.memory.as_ref().and_then(|memory| memory.store.room_for_tensors());
+        let Some(room) = room else { return Ok(None) };
+        let shards = self.model_parallel().tensor_parallel.as_ref().map_or(1, |group| group.size());
+        let step = ActivationMemory::new(self.architecture(), self.kind(), shards).step(tokens, outputs);
+        let pages = room.saturating_sub(step) / (page_size * self.cache_bytes_per_token()).max(1);
+        self.model_parallel().min_over_ranks(pages).map(Some)
     }
 
     fn cache_shape(&self, pages: i64, page_size: i64) -> CacheShape {

@@ -282,6 +282,10 @@ impl WeightStore for ChunkStore {
         self.lock_updates().push(DeferredUpdate { params, chunks, run: update });
     }
 
+    fn room_for_tensors(&self) -> Option<usize> {
+        self.manager.room_beside(self.largest_part_bytes())
+    }
+
     fn finish_updates(&self) -> Result<(), parallel::Error> {
         self.run_updates(|_| true)
     }
