@@ -142,25 +142,23 @@ fn finish(
     let mut events = Vec::new();
     while !engine.is_idle() {
         engine.step(&mut events)?;
-        // A step may give a reply several tokens, of which the caller need not want all.
-        let mut ended: Option<ReplyId> = None;
         let mut events = events.drain(..).peekable();
         while let Some(event) = events.next() {
             match event {
-                Event::Token { reply, .. } | Event::Finished { reply, .. } if ended == Some(reply) => {}
+                // A step may give a reply several tokens, of which the caller need not want all.
+                Event::Token { reply, .. } | Event::Finished { reply, .. }
+                    if completions[index_of(reply)].finish_reason == FinishReason::Interrupted => {}
                 Event::Token { reply, token, .. } => {
                     let index = index_of(reply);
                     completions[index].push(token);
                     if on_token(index, token.id).is_continue() {
                         continue;
                     }
-                    // The last token of a reply ends it before the caller can: then there is nothing to
-                    // abort.
+                    // The last token of a reply ends it before the caller can.
                     let goes_on =
                         |next: &Event| matches!(next, Event::Token { reply: next, .. } if *next == reply);
                     if engine.abort_reply(reply) || events.peek().is_some_and(goes_on) {
                         completions[index].finish_reason = FinishReason::Interrupted;
-                        ended = Some(reply);
                     }
                 }
                 Event::Finished { reply, reason } => completions[index_of(reply)].finish_reason = reason,

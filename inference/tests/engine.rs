@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use inference::engine::{Engine, EngineOptions};
-use inference::generate;
+use inference::generate::{self, GenerationOptions, RequestIds};
 use inference::request::{Event, Failure, FinishReason, ReplyId, Request};
 use inference::sample::SamplingParams;
 use inference::scheduler::{Counts, Order};
@@ -354,6 +354,34 @@ fn guesses_change_no_token() {
             assert_eq!(plain, guessed, "{name} at {temperature}");
             assert!(counts.accepted > 0 || temperature > 0.0, "{name}: no guess was right");
         }
+    }
+}
+
+#[test]
+fn a_caller_may_end_replies_in_the_middle_of_the_tokens_of_a_step() {
+    let model = load("llama");
+    let prompts = prompts(3, 8);
+    let options = GenerationOptions {
+        sampling: SamplingParams::greedy(),
+        max_new_tokens: 5,
+        stop_ids: Vec::new(),
+        seed: 0,
+        request_ids: RequestIds::From(0),
+        max_num_seqs: 3,
+        speculative_tokens: 3,
+        draft: Some(&model),
+    };
+    let whole =
+        generate::generate(&model, &prompts, &options, &mut |_, _| ControlFlow::Continue(())).unwrap();
+
+    // The second step gives each reply its last four tokens, of which the callback wants one.
+    let mut seen = [0; 3];
+    let ended = generate::generate(&model, &prompts, &options, &mut |index, _| {
+        seen[index] += 1;
+        if seen[index] == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    for (whole, ended) in whole.iter().zip(ended.unwrap()) {
+        assert_eq!((ended.ids.as_slice(), ended.finish_reason), (&whole.ids[..2], FinishReason::Interrupted));
     }
 }
 

@@ -6,8 +6,8 @@
 //! | rows | attention |
 //! |---|---|
 //! | whole prompts | among their own tokens, without the cache ([`Batch::attend`]) |
-//! | many tokens after others | one row at a time, over a copy of its cached keys and values |
-//! | few tokens | token by token over the pages ([`attention::decode`]), or else over a copy of all rows |
+//! | several tokens after others | one row at a time, over a copy of its cached keys and values |
+//! | one token | over the pages ([`attention::decode`]), or else over a copy of all rows, padded and masked |
 
 use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
@@ -20,10 +20,6 @@ use crate::attention::{Attention, scaled_dot_product};
 use crate::batch::Batch;
 use crate::cache::KvCache;
 use crate::mask::{Alibi, MaskKind};
-
-/// The most tokens after others that attend one by one. So a token that was guessed has the same output, bit
-/// by bit, as if it had been drawn before its step.
-pub const FEW_TOKENS: usize = 16;
 
 /// The next tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -58,17 +54,10 @@ impl CachedRow<'_> {
 
     fn class(&self) -> RowClass {
         match self.tokens.len() {
-            1 => RowClass::Few,
+            1 => RowClass::Single,
             _ if self.past == 0 => RowClass::Whole,
-            2..=FEW_TOKENS => RowClass::Few,
             _ => RowClass::Continued,
         }
-    }
-
-    /// The row as one row for each of its tokens, each of which sees the tokens before it.
-    fn single_tokens(self) -> impl Iterator<Item = Self> {
-        let single = move |(index, tokens)| Self { tokens, past: self.past + index, ..self };
-        self.tokens.chunks(1).enumerate().map(single)
     }
 }
 
@@ -77,10 +66,10 @@ impl CachedRow<'_> {
 enum RowClass {
     /// All tokens of a sequence so far, and several of them.
     Whole,
-    /// Many tokens after others.
+    /// Several tokens after others.
     Continued,
-    /// One token, or few tokens after others.
-    Few,
+    /// One token.
+    Single,
 }
 
 /// A row with its place in the batch.
@@ -113,8 +102,8 @@ fn output_indices(placed: &[PlacedRow<'_>]) -> Vec<i64> {
     as_given.into_iter().flat_map(|placed| outputs(&placed.row, placed.start)).collect()
 }
 
-/// The rows of a step, with the tensors that all layers share. The tokens are in the order of the classes of
-/// their rows.
+/// The rows of a step, with the tensors that all layers share. The tokens are in this order: whole rows, rows
+/// that continue others, single tokens.
 pub(crate) struct CachedBatch<'a> {
     /// int64 `[N]`.
     pub(crate) input_ids: Tensor,
@@ -134,7 +123,7 @@ pub(crate) struct CachedBatch<'a> {
     singles: SingleTokens<'a>,
 }
 
-/// A row of many tokens after others.
+/// A row of several tokens after others.
 struct ContinuedRow {
     /// The flat indices of its tokens.
     tokens: Range<i64>,
@@ -144,7 +133,7 @@ struct ContinuedRow {
     masks: RefCell<Vec<(MaskKind, Tensor)>>,
 }
 
-/// The tokens that attend one by one, which are the last ones.
+/// The rows of one token, which are the last rows.
 struct SingleTokens<'a> {
     /// The flat index of the first.
     first: i64,
@@ -166,8 +155,8 @@ impl<'a> CachedBatch<'a> {
         let num_tokens: i64 = ordered.iter().map(|row| row.tokens.len() as i64).sum();
         let outputs = output_indices(&placed);
         let are_all_in_place = outputs.iter().copied().eq(0..num_tokens);
-        let few = ordered.iter().copied().filter(|row| row.class() == RowClass::Few);
-        let singles: Vec<CachedRow<'a>> = few.flat_map(CachedRow::single_tokens).collect();
+        let singles: Vec<CachedRow<'a>> =
+            ordered.iter().copied().filter(|row| row.tokens.len() == 1).collect();
         let first_single = num_tokens - singles.len() as i64;
 
         // One copy brings all numbers to the device.
