@@ -106,10 +106,11 @@ impl<'a> ActivationMemory<'a> {
         [kept, kept + grads.max(2 * 4 * logits)]
     }
 
-    /// What a step of generation takes at most beside weights and cache: a block on `tokens` tokens, and the
-    /// logits of `outputs` of them, of which the sampler works on copies in fp32.
+    /// What a step of generation takes at most beside weights and cache: the largest block on `tokens`
+    /// tokens, and the logits of `outputs` of them.
     pub fn step(&self, tokens: usize, outputs: usize) -> usize {
-        self.hidden(tokens) + self.block(0, tokens) + self.sampled_logits(outputs)
+        let blocks = (0..size(self.architecture.num_layers)).map(|layer| self.block(layer, tokens));
+        self.hidden(tokens) + blocks.max().unwrap_or(0) + self.sampled_logits(outputs)
     }
 
     /// The logits of `outputs` tokens, of which the sampler works on copies in fp32.
