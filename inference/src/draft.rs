@@ -13,7 +13,7 @@ use tch::{Kind, no_grad};
 use crate::Error;
 use crate::draw::Sampler;
 use crate::request::ReplyId;
-use crate::scheduler::StepPlan;
+use crate::scheduler::{Slice, StepPlan};
 
 /// A draft model with its cache.
 #[derive(Debug)]
@@ -61,37 +61,36 @@ impl Draft {
 
         // The last round writes the keys and values of the last guesses, for the case that they are right.
         for round in 0..=most {
-            let mut rows = Vec::new();
-            let mut drawing: Vec<(usize, ReplyId)> = Vec::new();
-            for (index, slice) in plan.slices.iter().enumerate() {
-                let (tokens, past) = match round.checked_sub(1) {
-                    None => (slice.tokens.as_slice(), slice.first),
-                    Some(last) => {
-                        (guesses[index].get(last..).unwrap_or(&[]), slice.first + slice.tokens.len() + last)
-                    }
-                };
-                if tokens.is_empty() {
-                    continue;
-                }
-                let outputs = if slice.lookahead > round { Outputs::Last } else { Outputs::None };
-                if outputs == Outputs::Last {
-                    drawing.push((index, slice.sequence));
-                }
-                rows.push(CachedRow { tokens, past, pages: &slice.pages, outputs });
-            }
+            let guessed = plan.slices.iter().zip(&guesses);
+            let rows: Vec<CachedRow<'_>> =
+                guessed.filter_map(|(slice, guesses)| row_of_round(slice, guesses, round)).collect();
             let hidden = self.model.step(&rows, &mut self.cache)?;
+
+            let draws =
+                |index: &usize| plan.slices[*index].lookahead > round && guesses[*index].len() == round;
+            let drawing: Vec<usize> = (0..plan.slices.len()).filter(draws).collect();
             if drawing.is_empty() {
                 break;
             }
-
             let logits = no_grad(|| self.model.head().logits(&hidden))?.to_kind(Kind::Float).contiguous();
-            let places: Vec<(usize, ReplyId)> =
-                drawing.iter().enumerate().map(|(row, &(_, reply))| (row, reply)).collect();
-            for (&(index, _), drawn) in drawing.iter().zip(self.sampler.draw_places(&places, &logits)) {
+            let reply = |(row, &index): (usize, &usize)| (row, plan.slices[index].sequence);
+            let places: Vec<(usize, ReplyId)> = drawing.iter().enumerate().map(reply).collect();
+            for (index, drawn) in drawing.into_iter().zip(self.sampler.draw_places(&places, &logits)) {
                 // Where the draft overflows, it has no guess.
                 guesses[index].extend(drawn.token.map(|token| token.id));
             }
         }
         Ok(guesses)
     }
+}
+
+/// What the draft computes of a slice: its tokens in the first round, and then the guess of the round before.
+/// `None` if there was no such guess.
+fn row_of_round<'a>(slice: &'a Slice, guesses: &'a [i64], round: usize) -> Option<CachedRow<'a>> {
+    let (tokens, past) = match round.checked_sub(1) {
+        None => (slice.tokens.as_slice(), slice.first),
+        Some(last) => (guesses.get(last..=last)?, slice.first + slice.tokens.len() + last),
+    };
+    let outputs = if slice.lookahead > round { Outputs::Last } else { Outputs::None };
+    Some(CachedRow { tokens, past, pages: &slice.pages, outputs })
 }

@@ -7,9 +7,9 @@
 //! ```
 //! The [`scheduler`] decides which tokens a step computes, and into which [`pages`] of the KV cache their
 //! keys and values go. The [`engine`] runs the plan on a model and draws the tokens.
-//! [`generate()`](generate::generate) runs an engine until a batch of prompts has its replies. This crate
-//! knows nothing about tokenizers, templates and losses. [`remote`] asks a server for the replies of its
-//! model instead.
+//! [`generate()`](generate::generate) runs an engine until a batch of prompts has its replies. [`remote`] asks
+//! a server for the replies of its model instead. The engine knows token ids alone, and no part of this crate
+//! knows losses.
 
 mod adjust;
 mod draft;
