@@ -113,7 +113,9 @@ fn guesses_change_no_reply() {
 
     let line = "generate --model model --prompt x --raw";
     scratch.run(&format!("{line} --draft-model model")).fails(2, &["--speculative-tokens"]);
-    scratch.run(&format!("{line} --speculative-tokens 16")).fails(2, &["16 is not in 1..=15"]);
+    scratch
+        .run(&format!("{line} --speculative-tokens 0"))
+        .fails(2, &["'--speculative-tokens <N>'", "0 is not in"]);
     scratch.write(
         "short.json",
         &CONFIG.replace("\"max_position_embeddings\": 96", "\"max_position_embeddings\": 64"),

@@ -236,7 +236,7 @@ impl Engine {
             self.cache.copy_page(from, to);
         }
         self.guess(&mut plan)?;
-        let rows: Vec<CachedRow<'_>> = plan.slices.iter().map(cached_row).collect();
+        let rows: Vec<CachedRow<'_>> = plan.slices.iter().flat_map(cached_rows).collect();
         let hidden = self.model.step(&rows, &mut self.cache)?;
         self.score_prompts(&plan, &hidden, events)?;
         let ids = self.draw_tokens(&plan, &hidden, events)?;
@@ -249,7 +249,10 @@ impl Engine {
 
     /// Adds guesses of the next tokens to the replies of a plan.
     fn guess(&mut self, plan: &mut StepPlan) -> Result<(), Error> {
-        let guess = |slice: &Slice| ngram::guess(self.scheduler.tokens(slice.sequence), slice.lookahead);
+        let guess = |slice: &Slice| match slice.lookahead {
+            0 => Vec::new(),
+            most => ngram::guess(self.scheduler.tokens(slice.sequence), most),
+        };
         let guesses: Vec<Vec<i64>> = match &mut self.draft {
             Some(draft) => draft.guess(plan, &self.sampler)?,
             None => plan.slices.iter().map(guess).collect(),
@@ -319,24 +322,28 @@ impl Engine {
 fn outputs(plan: &StepPlan) -> impl Iterator<Item = (&Slice, Range<usize>)> {
     plan.slices.iter().scan(0, |end, slice| {
         let start = *end;
-        *end += match cached_row(slice).outputs {
-            Outputs::None => 0,
-            Outputs::Last => 1,
-            Outputs::All => slice.tokens.len(),
+        *end += match slice.draws {
+            _ if !slice.scored.is_empty() => slice.tokens.len(),
+            0 => 0,
+            _ => 1 + slice.guesses,
         };
         Some((slice, start..*end))
     })
 }
 
-fn cached_row(slice: &Slice) -> CachedRow<'_> {
-    CachedRow {
-        tokens: &slice.tokens,
-        past: slice.first,
-        pages: &slice.pages,
-        outputs: match slice.draws {
-            _ if !slice.scored.is_empty() || slice.guesses > 0 => Outputs::All,
-            0 => Outputs::None,
-            _ => Outputs::Last,
-        },
-    }
+/// The rows of a slice. Guesses are rows of their own, so that they attend like tokens that were drawn, and
+/// their outputs have the same bits.
+fn cached_rows(slice: &Slice) -> impl Iterator<Item = CachedRow<'_>> {
+    let outputs = match slice.draws {
+        _ if !slice.scored.is_empty() => Outputs::All,
+        0 => Outputs::None,
+        _ => Outputs::Last,
+    };
+    let (known, guesses) = slice.tokens.split_at(slice.tokens.len() - slice.guesses);
+    let mut past = slice.first;
+    std::iter::once(known).chain(guesses.chunks(1)).map(move |tokens| {
+        let row = CachedRow { tokens, past, pages: &slice.pages, outputs };
+        past += tokens.len();
+        row
+    })
 }

@@ -6,9 +6,6 @@ const LONGEST: usize = 4;
 /// The tokens, `most` at most, that followed the end of `tokens` when it came before. A longer end counts
 /// more, and then a later place. Nothing is guessed if the last token is new.
 pub(crate) fn guess(tokens: &[i64], most: usize) -> Vec<i64> {
-    if most == 0 {
-        return Vec::new();
-    }
     for length in (1..=LONGEST.min(tokens.len().saturating_sub(1))).rev() {
         let end = &tokens[tokens.len() - length..];
         let earlier = &tokens[..tokens.len() - 1];

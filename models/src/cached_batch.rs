@@ -28,8 +28,9 @@ pub struct CachedRow<'a> {
     pub tokens: &'a [i64],
     /// The number of tokens before them, which are in the cache.
     pub past: usize,
-    /// The pages of the sequence, up to the page of the last of the tokens. No other row writes into the
-    /// pages of the new tokens.
+    /// The pages of the sequence, up to the page of the last of the tokens. No other row writes to the places
+    /// of the new tokens. Rows of one sequence may follow each other: all of them are written before any
+    /// attends.
     pub pages: &'a [u32],
     /// The tokens whose final hidden states are wanted.
     pub outputs: Outputs,

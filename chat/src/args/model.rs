@@ -68,22 +68,24 @@ impl ModelHostArgs {
 pub(crate) struct SpeculationArgs {
     /// Guess the next N tokens, from what a reply repeats or by --draft-model, and check them in one step.
     /// Replies stay the same [default: no guesses].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=MOST_GUESSES))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) speculative_tokens: Option<u8>,
     /// A smaller model with the same tokenizer, which guesses.
     #[arg(long, value_name = "DIR", requires = "speculative_tokens")]
     pub(crate) draft_model: Option<String>,
 }
 
-/// With the token before them, guesses attend like single tokens.
-const MOST_GUESSES: i64 = models::cached_batch::FEW_TOKENS as i64 - 1;
-
 impl SpeculationArgs {
+    /// The number of tokens that are guessed in a step.
+    pub(crate) fn tokens(&self) -> usize {
+        self.speculative_tokens.map_or(0, usize::from)
+    }
+
     /// What the flags say. A draft is held like the model of `source`.
     pub(crate) fn speculation(&self, source: &ModelSource) -> Speculation {
         let draft = self.draft_model.clone();
         Speculation {
-            tokens: self.speculative_tokens.map_or(0, usize::from),
+            tokens: self.tokens(),
             draft: draft.map(|model| ModelSource { model, template: None, ..source.clone() }),
         }
     }

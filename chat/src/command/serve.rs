@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<()> {
             cached_tokens: arguments.kv_cache_tokens.get(),
             batched_tokens: engine::BATCHED_TOKENS,
             order: Order::Arrival,
-            speculative_tokens: arguments.speculation.speculative_tokens.map_or(0, usize::from),
+            speculative_tokens: arguments.speculation.tokens(),
         },
         drain: Duration::from_secs(arguments.drain),
     };
