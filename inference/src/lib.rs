@@ -9,7 +9,7 @@
 //! keys and values go. The [`engine`] runs the plan on a model and draws the tokens.
 //! [`generate()`](generate::generate) runs an engine until a batch of prompts has its replies. [`remote`] asks
 //! a server for the replies of its model instead. The engine knows token ids alone, and no part of this crate
-//! knows losses.
+//! knows losses. [`stop_text`] ends text at a stop string.
 
 mod adjust;
 mod draft;
@@ -24,5 +24,6 @@ pub mod remote;
 pub mod request;
 pub mod sample;
 pub mod scheduler;
+pub mod stop_text;
 
 pub use error::Error;

@@ -15,7 +15,6 @@ mod json;
 mod metrics;
 mod server;
 mod state;
-mod stops;
 mod worker;
 
 use std::net::SocketAddr;

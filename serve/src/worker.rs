@@ -11,13 +11,13 @@ use std::time::Instant;
 use datasets::{StreamDecoder, Tokenizer};
 use inference::engine::Engine;
 use inference::request::{Event, Failure, FinishReason, ReplyId, Request, TopLogprob};
+use inference::stop_text::StopText;
 use models::scalar_model::ScalarModel;
 use tch::{Kind, Tensor};
 use tokio::sync::mpsc::Sender;
 
 use crate::error::{ApiError, BoxError};
 use crate::metrics::{Metrics, ModelLabel, ReasonLabel, observe};
-use crate::stops::StopText;
 
 /// What the thread is asked.
 pub(crate) enum Command {

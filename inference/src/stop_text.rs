@@ -1,8 +1,8 @@
-//! Ends a reply at a stop string, and holds text back that may be the beginning of one.
+//! Ends the text of a reply at a stop string, and holds text back that may be the beginning of one.
 
 /// The text of a reply, piece by piece.
 #[derive(Debug)]
-pub(crate) struct StopText {
+pub struct StopText {
     stops: Vec<String>,
     /// Text that may be the beginning of a stop string.
     held: String,
@@ -10,12 +10,13 @@ pub(crate) struct StopText {
 
 impl StopText {
     /// A reply that ends before any of `stops`, of which none is empty.
-    pub(crate) fn new(stops: Vec<String>) -> Self {
+    pub fn new(stops: Vec<String>) -> Self {
         Self { stops, held: String::new() }
     }
 
     /// Takes the next piece. Returns the text that can be shown, and whether the reply has ended.
-    pub(crate) fn push(&mut self, piece: &str) -> (String, bool) {
+    /// The text ends before the stop string that begins first.
+    pub fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
         if let Some(end) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
             self.held.truncate(end);
@@ -34,7 +35,7 @@ impl StopText {
     }
 
     /// The text that was held back, once the reply has ended without a stop string.
-    pub(crate) fn finish(&mut self) -> String {
+    pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
