@@ -76,7 +76,7 @@ fn class_of(cause: &(dyn StdError + 'static)) -> Option<ErrorClass> {
         .or_else(|| cause.downcast_ref().map(parallel::SysError::class))
         .or_else(|| cause.downcast_ref().map(safetensors_file::Error::class))
         .or_else(|| cause.downcast_ref::<tch::TchError>().map(ErrorClass::of_torch))
-        .or_else(|| rows().or_else(evaluation).map(rlhf::class_of_rows))?;
+        .or_else(|| rows().or_else(evaluation).map(inference::class_of_rows))?;
     if class != ErrorClass::OfSource {
         return Some(class);
     }

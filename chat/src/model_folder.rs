@@ -1,4 +1,5 @@
-//! The folder of a model: which folder a name means, its tokenizer, and the files beside its weights.
+//! The folder of a model: which folder a name means, a tokenizer to train with, and the files beside the
+//! weights.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use datasets::Tokenizer;
 use gemini::{ChunkManager, WeightMemory};
 use inference::remote::{RemoteError, is_endpoint};
+use inference::session::{load_tokenizer, stop_ids};
 use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::model_parallel::ModelParallel;
@@ -52,18 +54,6 @@ fn no_model_message(folder: &Path) -> String {
     format!("this is the folder of a pipeline: give one of its models, {}", made.join(", "))
 }
 
-/// Loads the tokenizer of a folder. `template` is the name of a built-in chat template or Jinja source. If
-/// absent, the tokenizer keeps its own template.
-pub(crate) fn tokenizer(folder: &Path, template: Option<&str>) -> anyhow::Result<Tokenizer> {
-    let mut tokenizer = Tokenizer::from_folder(folder)?;
-    match template {
-        Some(source) if source.contains('{') => tokenizer.set_chat_template(source)?,
-        Some(name) => tokenizer.set_built_in_template(name)?,
-        None => {}
-    }
-    Ok(tokenizer)
-}
-
 /// A tokenizer for a model that is about to be trained.
 pub(crate) struct TokenizerToTrain {
     pub(crate) tokenizer: Tokenizer,
@@ -71,30 +61,16 @@ pub(crate) struct TokenizerToTrain {
     pub(crate) added: Vec<&'static str>,
 }
 
-/// Like [`tokenizer`], for supervised fine-tuning: the template `chatml` adds its turn tokens if they are
+/// Like [`load_tokenizer`], for supervised fine-tuning: the template `chatml` adds its turn tokens if they are
 /// missing.
 pub(crate) fn tokenizer_to_train(folder: &Path, template: Option<&str>) -> anyhow::Result<TokenizerToTrain> {
     if template != Some("chatml") {
-        return Ok(TokenizerToTrain { tokenizer: tokenizer(folder, template)?, added: Vec::new() });
+        return Ok(TokenizerToTrain { tokenizer: load_tokenizer(folder, template)?, added: Vec::new() });
     }
     let mut tokenizer = Tokenizer::from_folder(folder)?;
     let added = tokenizer.add_turn_tokens();
     tokenizer.set_built_in_template("chatml")?;
     Ok(TokenizerToTrain { tokenizer, added })
-}
-
-/// The ids of the tokens that end a reply, as defined by the tokenizer, its chat template and the model.
-pub(crate) fn stop_ids(tokenizer: &Tokenizer, config: &Config) -> Vec<i64> {
-    let mut ids = tokenizer.stop_ids().to_vec();
-    ids.extend(config.eos_token_ids());
-    ids.sort_unstable();
-    ids.dedup();
-    ids
-}
-
-/// Refuses a tokenizer whose vocabulary is larger than the model's.
-pub(crate) fn check_vocabulary(tokenizer: &Tokenizer, config: &Config) -> anyhow::Result<()> {
-    Ok(config.check_vocabulary("its tokenizer", tokenizer.vocab_size() as i64)?)
 }
 
 /// Writes the files that accompany a language model: the tokenizer, and a `generation_config.json` with which

@@ -1,11 +1,10 @@
-//! What a command that runs a model needs: a process that is ready for tensor operations, and the model with
-//! its tokenizer if its folder has one.
+//! What a command that runs a model needs: a process that is ready for tensor operations, and the model that
+//! the command line names, loaded on its device.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use datasets::Tokenizer;
+use inference::session::Session;
 use models::causal_lm::{CausalLm, LoadOptions};
-use models::config::Config;
 use models::scalar_model::ScalarModel;
 use parallel::LocalRank;
 
@@ -46,87 +45,31 @@ pub(crate) struct Speculation {
 impl Speculation {
     /// Loads the model that guesses, if there is one.
     pub(crate) fn load_draft(&self) -> anyhow::Result<Option<CausalLm>> {
-        self.draft.as_ref().map(|draft| Ok(Session::causal_lm(draft)?.model)).transpose()
+        self.draft.as_ref().map(|draft| Ok(causal_lm(draft)?.model)).transpose()
     }
 }
 
-/// A loaded model with its tokenizer.
-pub(crate) struct Session<M> {
-    /// The model.
-    pub(crate) model: M,
-    /// The tokenizer with its chat template. It is `None` if the folder has no tokenizer; input rows of token
-    /// ids do not need one.
-    tokenizer: Option<Tokenizer>,
-    folder: PathBuf,
+/// Loads the language model of a source.
+pub(crate) fn causal_lm(source: &ModelSource) -> anyhow::Result<Session<CausalLm>> {
+    causal_lm_on(source, LocalRank::SINGLE)
 }
 
-impl<M> Session<M> {
-    /// Returns the tokenizer, or an error if the model folder has none.
-    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, datasets::Error> {
-        let missing = || datasets::Error::TokenizerMissing { folder: self.folder.clone() };
-        self.tokenizer.as_ref().ok_or_else(missing)
-    }
-
-    /// Decodes token ids to text. Returns `None` without a tokenizer.
-    pub(crate) fn text(&self, ids: &[i64]) -> Result<Option<String>, datasets::Error> {
-        self.tokenizer.as_ref().map(|tokenizer| tokenizer.decode(ids, true)).transpose()
-    }
-
-    /// The model and its tokenizer. Returns an error if the model folder has no tokenizer.
-    pub(crate) fn into_parts(self) -> Result<(M, Tokenizer), datasets::Error> {
-        let Self { model, tokenizer, folder } = self;
-        Ok((model, tokenizer.ok_or(datasets::Error::TokenizerMissing { folder })?))
-    }
-
-    fn load(
-        source: &ModelSource,
-        local: LocalRank,
-        load: impl FnOnce(&Path, &LoadOptions) -> Result<M, models::Error>,
-        config: impl FnOnce(&M) -> &Config,
-    ) -> anyhow::Result<Self> {
-        let folder = model_folder::find(&source.model)?;
-        device::load([source.device]);
-        let device = device::resolve(source.device, local)?;
-        let template = source.template.as_deref();
-        let has_tokenizer = template.is_some() || folder.join("tokenizer.json").exists();
-        let tokenizer = has_tokenizer.then(|| model_folder::tokenizer(&folder, template)).transpose()?;
-        let model = load(&folder, &model_folder::frozen_options(source.dtype.kind(), device))?;
-        if let Some(tokenizer) = &tokenizer {
-            model_folder::check_vocabulary(tokenizer, config(&model))?;
-        }
-        Ok(Self { model, tokenizer, folder })
-    }
+/// Loads the language model in one of several processes of this machine.
+pub(crate) fn causal_lm_on(source: &ModelSource, local: LocalRank) -> anyhow::Result<Session<CausalLm>> {
+    let (folder, options) = find(source, local)?;
+    Ok(Session::causal_lm(&folder, source.template.as_deref(), &options)?)
 }
 
-impl Session<CausalLm> {
-    /// Loads the language model of a source.
-    pub(crate) fn causal_lm(source: &ModelSource) -> anyhow::Result<Self> {
-        Self::causal_lm_on(source, LocalRank::SINGLE)
-    }
-
-    /// Loads the language model in one of several processes of this machine.
-    pub(crate) fn causal_lm_on(source: &ModelSource, local: LocalRank) -> anyhow::Result<Self> {
-        Self::load(source, local, CausalLm::load, CausalLm::config)
-    }
-
-    /// Uses another chat template: a built-in name, or Jinja source.
-    pub(crate) fn set_template(&mut self, template: &str) -> anyhow::Result<()> {
-        self.tokenizer = Some(model_folder::tokenizer(&self.folder, Some(template))?);
-        Ok(())
-    }
-
-    /// The ids of the tokens that end a reply.
-    pub(crate) fn stop_ids(&self) -> Vec<i64> {
-        let config = self.model.config();
-        self.tokenizer
-            .as_ref()
-            .map_or_else(|| config.eos_token_ids(), |tokenizer| model_folder::stop_ids(tokenizer, config))
-    }
+/// Loads the reward model of a source.
+pub(crate) fn scalar_model(source: &ModelSource) -> anyhow::Result<Session<ScalarModel>> {
+    let (folder, options) = find(source, LocalRank::SINGLE)?;
+    Ok(Session::scalar_model(&folder, source.template.as_deref(), &options)?)
 }
 
-impl Session<ScalarModel> {
-    /// Loads the reward model of a source.
-    pub(crate) fn scalar_model(source: &ModelSource) -> anyhow::Result<Self> {
-        Self::load(source, LocalRank::SINGLE, ScalarModel::load, ScalarModel::config)
-    }
+/// The folder of a model, and how it is loaded on its device.
+fn find(source: &ModelSource, local: LocalRank) -> anyhow::Result<(PathBuf, LoadOptions)> {
+    let folder = model_folder::find(&source.model)?;
+    device::load([source.device]);
+    let device = device::resolve(source.device, local)?;
+    Ok((folder, model_folder::frozen_options(source.dtype.kind(), device)))
 }

@@ -109,6 +109,9 @@ pub enum Error {
     /// An error of the crate `parallel`.
     #[error(transparent)]
     Parallel(#[from] parallel::Error),
+    /// An error of the tokenizer.
+    #[error(transparent)]
+    Datasets(#[from] datasets::Error),
 }
 
 impl Error {
@@ -117,6 +120,7 @@ impl Error {
         match self {
             Self::Models(error) => error.class(),
             Self::Parallel(error) => error.class(),
+            Self::Datasets(error) => class_of_rows(error.class()),
             Self::RanksDiverged { .. } => ErrorClass::Failed,
             Self::Sampling { .. }
             | Self::BiasOutsideVocabulary { .. }
@@ -128,5 +132,16 @@ impl Error {
                 ErrorClass::Data
             }
         }
+    }
+}
+
+/// The class of an error of rows or of an evaluation, whose crates do not know torch.
+pub fn class_of_rows(class: datasets::ErrorClass) -> ErrorClass {
+    match class {
+        datasets::ErrorClass::Failed => ErrorClass::Failed,
+        datasets::ErrorClass::Usage => ErrorClass::Usage,
+        datasets::ErrorClass::Data => ErrorClass::Data,
+        datasets::ErrorClass::Io(kind) => ErrorClass::of_io(kind),
+        datasets::ErrorClass::OfSource => ErrorClass::OfSource,
     }
 }

@@ -9,7 +9,9 @@
 //! keys and values go. The [`engine`] runs the plan on a model and draws the tokens.
 //! [`generate()`](generate::generate) runs an engine until a batch of prompts has its replies. [`remote`] asks
 //! a server for the replies of its model instead. The engine knows token ids alone, and no part of this crate
-//! knows losses. [`stop_text`] ends text at a stop string.
+//! knows losses.
+//!
+//! A [`session`] is a model with its tokenizer. [`stop_text`] ends text at a stop string.
 
 mod adjust;
 mod draft;
@@ -24,6 +26,7 @@ pub mod remote;
 pub mod request;
 pub mod sample;
 pub mod scheduler;
+pub mod session;
 pub mod stop_text;
 
-pub use error::Error;
+pub use error::{Error, class_of_rows};

@@ -7,6 +7,7 @@ use datasets::{Message, RowLocation};
 use inference::generate::{self, Completion, GenerationOptions, RequestIds};
 use inference::request::FinishReason;
 use inference::sample::SamplingParams;
+use inference::session::Session;
 use models::causal_lm::CausalLm;
 use serde::Serialize;
 
@@ -14,7 +15,7 @@ use crate::args::{GenerateArgs, SamplingArgs};
 use crate::config::ConfigError;
 use crate::input::{self, Input, InputKind, RowInput};
 use crate::output;
-use crate::session::Session;
+use crate::session;
 
 /// One output row.
 #[derive(Serialize)]
@@ -36,7 +37,7 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
 
     let source = arguments.model.source();
     let speculation = arguments.speculation.speculation(&source);
-    let session = Session::causal_lm(&source)?;
+    let session = session::causal_lm(&source)?;
     let draft = speculation.load_draft()?;
     let options = GenerationOptions {
         max_num_seqs: arguments.batch_size.get(),

@@ -2,6 +2,7 @@
 //! pairs.
 
 use datasets::Role;
+use inference::session::Session;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::head;
@@ -12,7 +13,7 @@ use tch::no_grad;
 use crate::args::BatchArgs;
 use crate::input::{self, Input, InputKind, RowInput};
 use crate::output;
-use crate::session::Session;
+use crate::session;
 
 /// Token ids and their log-probabilities.
 #[derive(Serialize)]
@@ -36,7 +37,7 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
         output::check_output_file(output, arguments.force, &[&arguments.input])?;
     }
     let inputs = input::read(&arguments.input, InputKind::Tokens)?;
-    let session = Session::causal_lm(&arguments.model.source())?;
+    let session = session::causal_lm(&arguments.model.source())?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
     let rows = input::tokens(&inputs, |given| token_ids(&session, given))?;
     for (at, ids) in &rows {

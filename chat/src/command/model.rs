@@ -6,6 +6,7 @@ use std::path::Path;
 
 use datasets::Tokenizer;
 use gemini::checkpoint;
+use inference::session::{check_vocabulary, load_tokenizer};
 use models::causal_lm::CausalLm;
 use models::config::Config;
 use parallel::safetensors_file::TensorFile;
@@ -137,11 +138,11 @@ fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
         .map_err(|source| models::Error::Io { path: arguments.config.clone(), source })?;
     let config = Config::from_json(&text, &arguments.config.display().to_string())?;
     let tokenizer = match &arguments.tokenizer {
-        Some(name) => Some(model_folder::tokenizer(&model_folder::find(name)?, None)?),
+        Some(name) => Some(load_tokenizer(&model_folder::find(name)?, None)?),
         None => None,
     };
     if let Some(tokenizer) = &tokenizer {
-        model_folder::check_vocabulary(tokenizer, &config)?;
+        check_vocabulary(tokenizer, &config)?;
     }
 
     let model =

@@ -1,13 +1,14 @@
 //! `reward`: computes the reward model's score of each conversation, or of both answers of a pair. The score
 //! is read at the last token.
 
+use inference::session::Session;
 use models::scalar_model::ScalarModel;
 use serde::Serialize;
 
 use crate::args::BatchArgs;
 use crate::input::{self, Input, InputKind, RowInput};
 use crate::output;
-use crate::session::Session;
+use crate::session;
 
 /// One output row.
 #[derive(Serialize)]
@@ -23,7 +24,7 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
         output::check_output_file(output, arguments.force, &[&arguments.input])?;
     }
     let inputs = input::read(&arguments.input, InputKind::Answer)?;
-    let session = Session::scalar_model(&arguments.model.source())?;
+    let session = session::scalar_model(&arguments.model.source())?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
     let rows = input::tokens(&inputs, |given| token_ids(&session, given))?;
     for (at, ids) in &rows {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use inference::engine::{self, EngineOptions};
 use inference::scheduler::Order;
+use inference::session::load_tokenizer;
 use models::config::Config;
 use parallel::LocalRank;
 use serve::{Keys, LanguageModel, Limits, LoadedModel, Options, RewardModel, ServedModel};
@@ -14,7 +15,7 @@ use crate::args::ServeArgs;
 use crate::config::ConfigError;
 use crate::console::print_stderr;
 use crate::evaluation::model::{check_folder, short_name};
-use crate::session::{ModelSource, Session, Speculation};
+use crate::session::{self, ModelSource, Speculation};
 use crate::{device, interrupt, model_folder};
 
 /// The variable with keys.
@@ -83,7 +84,7 @@ fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
         // What can be known is checked before the port is open.
         let found = model_folder::find(folder)?;
         check_folder(&found, &Config::from_folder(&found)?)?;
-        model_folder::tokenizer(&found, arguments.template.as_deref())?;
+        load_tokenizer(&found, arguments.template.as_deref())?;
         let source = ModelSource {
             model: found.display().to_string(),
             dtype: arguments.dtype,
@@ -112,10 +113,10 @@ fn default_name(given: &str) -> String {
 fn load(source: &ModelSource, speculation: &Speculation) -> Result<LoadedModel, serve::BoxError> {
     let load = || -> anyhow::Result<LoadedModel> {
         if Config::from_folder(Path::new(&source.model))?.is_sequence_classification() {
-            let (model, tokenizer) = Session::scalar_model(source)?.into_parts()?;
+            let (model, tokenizer) = session::scalar_model(source)?.into_parts()?;
             return Ok(LoadedModel::Reward(RewardModel { model, tokenizer }));
         }
-        let session = Session::causal_lm(source)?;
+        let session = session::causal_lm(source)?;
         let stop_ids = session.stop_ids();
         let (model, tokenizer) = session.into_parts()?;
         let draft = speculation.load_draft()?.map(Box::new);

@@ -17,14 +17,13 @@ use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response, move_
 use inference::generate::{self, GenerationOptions, RequestIds};
 use inference::request::FinishReason;
 use inference::sample::SamplingParams;
+use inference::session::Session;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use models::head;
 use parallel::Segmented;
 use sha2::{Digest, Sha256};
 use tch::{Device, no_grad};
-
-use crate::session::Session;
 
 /// The tokens of a batch of rows to score. More tokens do not make a processor faster, and cost memory.
 const BATCH_TOKENS: usize = 4096;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use datasets::Tokenizer;
 use eval::request::LanguageModel;
 use inference::remote::{KeyChoice, KeyPlan, is_endpoint};
+use inference::session::{Session, check_vocabulary, load_tokenizer};
 use models::config::Config;
 use models::scalar_model::ScalarModel;
 use models::weights::WeightFolder;
@@ -17,7 +18,7 @@ use super::engine::{self, FolderModel};
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, DeviceSetting};
 use crate::model_folder;
-use crate::session::{ModelSource, Session};
+use crate::session::{self, ModelSource};
 
 /// Changes when the same conversation gets another score from the same reward model.
 const REWARD_ENGINE: &str = "colossal-chat reward 2";
@@ -155,7 +156,7 @@ impl Candidate {
         Ok(match &self.place {
             Place::Endpoint(model) => Box::new(EndpointModel::clone(model)),
             Place::Folder(folder) => {
-                let session = Session::causal_lm_on(&model_source(folder, host), local)?;
+                let session = session::causal_lm_on(&model_source(folder, host), local)?;
                 let max_length = host.max_length.map(usize::from);
                 Box::new(FolderModel::new(session, self.name.clone(), folder, max_length)?)
             }
@@ -166,8 +167,8 @@ impl Candidate {
 /// Checks the headers of the weights of a folder, and its tokenizer, which it returns.
 pub(crate) fn check_folder(folder: &Path, config: &Config) -> anyhow::Result<Tokenizer> {
     WeightFolder::open(folder)?;
-    let tokenizer = model_folder::tokenizer(folder, None)?;
-    model_folder::check_vocabulary(&tokenizer, config)?;
+    let tokenizer = load_tokenizer(folder, None)?;
+    check_vocabulary(&tokenizer, config)?;
     Ok(tokenizer)
 }
 

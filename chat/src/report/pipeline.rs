@@ -9,6 +9,7 @@ use datasets::{Overlong, PreferenceRow, ReadOptions};
 use eval::page::number::percent;
 use eval::report::{Benchmarks, Report, RewardModel};
 use eval::statistics::wilson;
+use inference::session::load_tokenizer;
 use models::config::Config;
 use models::scalar_model::ScalarModel;
 use parallel::{LocalRank, ProcessGroups, regular_file};
@@ -92,7 +93,7 @@ fn reward_model(config: &PipelineConfig) -> anyhow::Result<Option<RewardModel>> 
         return Ok(None);
     }
 
-    let tokenizer = model_folder::tokenizer(&folder, None)?;
+    let tokenizer = load_tokenizer(&folder, None)?;
     // Only rank 0 writes the report.
     let device = device::resolve(stage.model.device, LocalRank::SINGLE)?;
     let model = ScalarModel::load(&folder, &model_folder::frozen_options(Kind::Float, device))?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use datasets::Tokenizer;
 use gemini::{Budget, ChunkManager, Traffic, WeightMemory, ZeroStage, checkpoint};
+use inference::session::load_tokenizer;
 use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::decoder;
@@ -68,7 +69,7 @@ pub(super) fn start_folder(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow
 
 /// Loads the tokenizer of a stage: the one that `[tokenizer] path` names, or the tokenizer of the model.
 pub(super) fn tokenizer(config: &RunConfig, model: &Path) -> anyhow::Result<Tokenizer> {
-    model_folder::tokenizer(&tokenizer_folder(config, model)?, config.tokenizer.template.as_deref())
+    Ok(load_tokenizer(&tokenizer_folder(config, model)?, config.tokenizer.template.as_deref())?)
 }
 
 pub(super) fn tokenizer_folder(config: &RunConfig, model: &Path) -> anyhow::Result<PathBuf> {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datasets::{PromptRow, SftRow, Tokenizer};
+use inference::session::{self, check_vocabulary};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::decoder::HeadKind;
@@ -240,7 +241,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let trained: Vec<_> = std::iter::once(("policy", models.policy.config())).chain(critic).collect();
     context::warn_about_dropout(ctx.groups, &trained);
 
-    let stop_ids = model_folder::stop_ids(&tokenizer, models.policy.config());
+    let stop_ids = session::stop_ids(&tokenizer, models.policy.config());
     // The text is only logged for people, so an id that cannot be decoded becomes an error text and does not
     // stop the run.
     let decode = |ids: &[i64]| tokenizer.decode(ids, true).unwrap_or_else(|error| format!("<{error}>"));
@@ -271,7 +272,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
 
 /// Reads the rows and checks them against the configurations of the models. Reads no weights.
 fn inputs(config: &RunConfig, models: &PerRole<Config>, tokenizer: &Tokenizer) -> anyhow::Result<Inputs> {
-    model_folder::check_vocabulary(tokenizer, &models.policy)?;
+    check_vocabulary(tokenizer, &models.policy)?;
     let prompts = rows::load_all(&config.data.train, tokenizer, &config.data)?;
     rows::refuse_none(&prompts, &STAGE.schema)?;
     let ptx = rows::load_all(&config.data.ptx, tokenizer, &config.data)?;

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use datasets::dataset::TrainingRow;
 use datasets::{Names, Tokenizer};
+use inference::session::load_tokenizer;
 use models::config::Config;
 use models::weights::WeightFolder;
 use parallel::Mesh;
@@ -193,7 +194,7 @@ impl TokenizerFiles {
         if self.adds_tokens {
             return Ok(model_folder::tokenizer_to_train(&self.folder, template)?.tokenizer);
         }
-        model_folder::tokenizer(&self.folder, template)
+        Ok(load_tokenizer(&self.folder, template)?)
     }
 }
 

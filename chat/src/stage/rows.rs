@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use datasets::dataset::{EncodedDataset, FileRead, LoadOptions, TrainingRow, split};
 use datasets::{Cache, CacheUse, Counts, Names, ReadOptions, RowLocation, Tokenizer, table};
+use inference::session::check_vocabulary;
 use models::config::Config;
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
@@ -13,7 +14,7 @@ use tui::terminal::{Environment, Mode};
 use crate::config::section::DataSection;
 use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::console::print_stderr;
-use crate::{model_folder, user_folders};
+use crate::user_folders;
 
 /// Minimum size of the data files in bytes for which tokenized rows are kept in the cache folder of the user.
 const MIN_CACHED_BYTES: u64 = 4 << 20;
@@ -92,7 +93,7 @@ pub(super) fn inputs<T: TrainingRow>(
     (model, tokenizer): (&Config, &Tokenizer),
     longest: &'static str,
 ) -> anyhow::Result<TrainEvalRows<T>> {
-    model_folder::check_vocabulary(tokenizer, model)?;
+    check_vocabulary(tokenizer, model)?;
     let rows = TrainEvalRows::load(tokenizer, &config.data, config.seed)?;
     refuse_none(&rows.train, stage)?;
     model.check_length(longest, rows.longest())?;

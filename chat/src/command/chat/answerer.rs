@@ -14,12 +14,13 @@ use inference::remote::{RemoteModel, RemoteOptions, is_endpoint};
 use inference::request::{FinishReason, Request};
 use inference::sample::SamplingParams;
 use inference::scheduler::Order;
+use inference::session::Session;
 use models::causal_lm::CausalLm;
 use tui::chat::event::{ContextPolicy, Sampling};
 use tui::line::Statistics;
 
 use crate::failure::Failure;
-use crate::session::{ModelSource, Session, Speculation};
+use crate::session::{self, ModelSource, Speculation};
 
 /// The longest summary of earlier messages, in tokens.
 const SUMMARY: usize = 200;
@@ -79,7 +80,7 @@ impl Answerer {
         if is_endpoint(&source.model) {
             return Ok(Self::Remote(RemoteModel::connect(&source.model)?));
         }
-        let session = Box::new(Session::causal_lm(source)?);
+        let session = Box::new(session::causal_lm(source)?);
         // A chat needs a tokenizer, and a template in it.
         session.tokenizer()?.encode_prompt(&[Message::user("?")])?;
         let speculative_tokens = speculation.tokens;
@@ -119,7 +120,7 @@ impl Answerer {
     /// Uses another chat template.
     pub(super) fn set_template(&mut self, template: &str) -> anyhow::Result<()> {
         match self {
-            Self::Local { session, .. } => session.set_template(template),
+            Self::Local { session, .. } => Ok(session.set_template(template)?),
             Self::Remote(model) => Err(needs_local("a chat template", model)),
         }
     }

@@ -5,13 +5,12 @@
 //! vocabulary, in nats. Both models get the ids of the policy's tokenizer, as in PPO.
 
 use datasets::Message;
+use inference::session::Session;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
 use parallel::{Segmented, upload};
 use tch::{Kind, Tensor, no_grad};
 use tui::chat::event::{Alternative, TokenReport, TokenScore};
-
-use crate::session::Session;
 
 /// The alternatives of each token.
 const ALTERNATIVES: i64 = 5;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use datasets::{Message, Role};
+use inference::session::Session;
 use models::scalar_model::ScalarModel;
 use tui::chat::conversation::{self, TurnId};
 use tui::chat::event::{Against, Event, ModelEvent, Notice, Request, TokenReport};
@@ -19,7 +20,7 @@ use tui::chat::event::{Against, Event, ModelEvent, Notice, Request, TokenReport}
 use super::answerer::{Answerer, Question, Update};
 use super::tokens;
 use crate::exit;
-use crate::session::{ModelSource, Session, Speculation};
+use crate::session::{self, ModelSource, Speculation};
 use crate::user_folders::{self, HomeError};
 
 /// How long the end of the thread is waited for.
@@ -244,7 +245,7 @@ impl Models {
         let wanted = wanted.context("name a reward model: /reward DIR, or start with --reward-model DIR")?;
         if self.reward.as_ref().is_none_or(|(name, _)| *name != wanted) {
             self.notice(format!("loading the reward model {wanted}"));
-            self.reward = Some((wanted.clone(), Session::scalar_model(&self.source(&wanted)?)?));
+            self.reward = Some((wanted.clone(), session::scalar_model(&self.source(&wanted)?)?));
         }
         let (_, session) = self.reward.as_ref().expect("it was loaded above");
         let ids = session.tokenizer()?.encode_scored(messages)?;
@@ -271,7 +272,7 @@ impl Models {
             let wanted = wanted.context("name the reference: /kl DIR, or start with --reference DIR")?;
             if self.reference.as_ref().is_none_or(|(name, _)| *name != wanted) {
                 self.notice(format!("loading the reference {wanted}"));
-                self.reference = Some((wanted.clone(), Session::causal_lm(&self.source(&wanted)?)?));
+                self.reference = Some((wanted.clone(), session::causal_lm(&self.source(&wanted)?)?));
             }
         }
         let (name, answerer) = self.answerers.get(&slot).context("this model is not loaded")?;

@@ -13,6 +13,7 @@ use datasets::{
     Demonstration, Error, Layout, Message, Notes, Preference, Prompt, ReadOptions, Record, Role, Row,
     RowLocation, TableReader, Tokenizer, Unpaired, open_records, table,
 };
+use inference::session::load_tokenizer;
 use serde::Serialize;
 use text::number::median;
 
@@ -72,9 +73,7 @@ struct RowStats {
 /// Checks the complete file and prints the report. Fails if a row cannot be used.
 pub(crate) fn run(arguments: &CheckArgs) -> anyhow::Result<()> {
     let tokenizer = match &arguments.tokenizer {
-        Some(name) => {
-            Some(model_folder::tokenizer(&model_folder::find(name)?, arguments.template.as_deref())?)
-        }
+        Some(name) => Some(load_tokenizer(&model_folder::find(name)?, arguments.template.as_deref())?),
         None => None,
     };
     let report = check(arguments, tokenizer.as_ref())?;

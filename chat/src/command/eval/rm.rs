@@ -29,7 +29,7 @@ use crate::feedback::timestamp::Timestamp;
 use crate::model_folder;
 use crate::own_folder::FolderKind;
 use crate::run_data::RunData;
-use crate::session::{ModelSource, Session};
+use crate::session::{self, ModelSource};
 use crate::shell;
 use score::{HeldScores, Scorer};
 
@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
         device: arguments.device,
         template: arguments.template.clone(),
     };
-    let scorer = Scorer::new(Session::scalar_model(&model)?, arguments)?;
+    let scorer = Scorer::new(session::scalar_model(&model)?, arguments)?;
     let digest = scorer.digest(&folder, arguments.dtype)?;
     let mut held = HeldScores { cache: place.responses(SCORE_CACHE)?, digest: digest.clone() };
     let files = score(&scorer, files, &mut held, &name)?;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use datasets::{Error, HubSettings};
+use inference::session::{check_vocabulary, load_tokenizer};
 use models::config::Config;
 
 use super::check::{as_text, free_path, refused};
@@ -250,8 +251,8 @@ fn check_model(name: &str, head: Head) -> anyhow::Result<ModelAnswer> {
         return Err(refused(name, problem).into());
     }
 
-    let tokenizer = model_folder::tokenizer(&folder, None)?;
-    model_folder::check_vocabulary(&tokenizer, &config)?;
+    let tokenizer = load_tokenizer(&folder, None)?;
+    check_vocabulary(&tokenizer, &config)?;
     let needs_template = tokenizer.chat_template().is_none();
     let (max_positions, hidden_size) = (config.max_positions(), config.architecture().hidden_size);
     Ok(ModelAnswer {

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use eval::judge::{AnswerSheet, Answers, Comparison, Question, Rewards, compare_rewards};
 use eval::request_set::Progress;
+use inference::session::Session;
 use models::scalar_model::ScalarModel;
 
 use crate::evaluation::model::{ModelHost, model_source, reward_digest};
 use crate::folder::CONFIGURATION;
 use crate::run_reader::read_small;
-use crate::session::Session;
+use crate::session;
 
 /// The conversations that are scored at once.
 const BATCH: usize = 16;
@@ -33,7 +34,7 @@ pub(super) struct RewardJudge {
 impl RewardJudge {
     /// Loads the reward model of a folder.
     pub(super) fn load(name: &str, folder: &Path, host: &ModelHost) -> anyhow::Result<Self> {
-        let session = Session::scalar_model(&model_source(folder, host))?;
+        let session = session::scalar_model(&model_source(folder, host))?;
         let max_length = session.model.config().max_positions() as usize;
         let digest = reward_digest(&session, folder, host.dtype, max_length)?;
         Ok(Self { name: name.to_owned(), digest, noise: host.dtype.score_noise(), session })

@@ -14,13 +14,13 @@ use eval::request::{Response, sha256};
 use eval::response_cache::ResponseCache;
 use eval::reward_model::ScoredFile;
 use eval::reward_model::data::DataFile;
+use inference::session::Session;
 use models::scalar_model::ScalarModel;
 
 use crate::args::EvalRmArgs;
 use crate::config::section::Dtype;
 use crate::evaluation::model::reward_digest;
 use crate::input;
-use crate::session::Session;
 
 /// A reward model that scores conversations.
 pub(super) struct Scorer {
