@@ -112,6 +112,9 @@ pub enum Error {
     /// An error of the tokenizer.
     #[error(transparent)]
     Datasets(#[from] datasets::Error),
+    /// A file of a model folder could not be read for its hash.
+    #[error(transparent)]
+    ModelFiles(std::io::Error),
 }
 
 impl Error {
@@ -121,6 +124,7 @@ impl Error {
             Self::Models(error) => error.class(),
             Self::Parallel(error) => error.class(),
             Self::Datasets(error) => class_of_rows(error.class()),
+            Self::ModelFiles(error) => ErrorClass::of_io(error.kind()),
             Self::RanksDiverged { .. } => ErrorClass::Failed,
             Self::Sampling { .. }
             | Self::BiasOutsideVocabulary { .. }

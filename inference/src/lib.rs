@@ -11,7 +11,8 @@
 //! a server for the replies of its model instead. The engine knows token ids alone, and no part of this crate
 //! knows losses.
 //!
-//! A [`session`] is a model with its tokenizer. [`stop_text`] ends text at a stop string.
+//! A [`session`] is a model with its tokenizer, [`stop_text`] ends text at a stop string, and a
+//! [`language_model`] answers the requests of an evaluation.
 
 mod adjust;
 mod draft;
@@ -19,6 +20,7 @@ mod draw;
 pub mod engine;
 pub mod error;
 pub mod generate;
+pub mod language_model;
 mod logprobs;
 mod ngram;
 pub mod pages;

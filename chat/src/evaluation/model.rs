@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use datasets::Tokenizer;
 use eval::request::LanguageModel;
+use inference::language_model::{EndpointModel, EndpointOptions, FolderModel, folder_digest};
 use inference::remote::{KeyChoice, KeyPlan, is_endpoint};
 use inference::session::{Session, check_vocabulary, load_tokenizer};
 use models::config::Config;
@@ -13,8 +14,6 @@ use models::scalar_model::ScalarModel;
 use models::weights::WeightFolder;
 use parallel::LocalRank;
 
-use super::endpoint::{EndpointModel, EndpointOptions};
-use super::engine::{self, FolderModel};
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, DeviceSetting};
 use crate::model_folder;
@@ -181,7 +180,7 @@ pub(crate) fn reward_digest(
     max_length: usize,
 ) -> anyhow::Result<String> {
     let template = session.tokenizer()?.chat_template().map_or("", |template| template.source());
-    engine::digest(folder, &format!("{REWARD_ENGINE} {dtype:?} {max_length} {template}"))
+    Ok(folder_digest(folder, &format!("{REWARD_ENGINE} {dtype:?} {max_length} {template}"))?)
 }
 
 /// How the model of a folder is loaded.

@@ -16,11 +16,11 @@ use eval::evaluation::{Evaluation, ModelRun};
 use eval::request::sha256;
 use eval::response_cache::ResponseCache;
 use eval::results::{Notes, Results, html, sample_rows};
+use inference::language_model::ENDPOINT_DIGEST;
 use parallel::regular_file;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::endpoint::ENDPOINT_DIGEST;
 use crate::config::ConfigError;
 use crate::failure::Failure;
 use crate::feedback::timestamp::Timestamp;

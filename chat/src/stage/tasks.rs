@@ -21,6 +21,7 @@ use eval::request::{LanguageModel, OnResponses, Prompt, Request, Response};
 use eval::response_cache::ResponseCache;
 use eval::task::Task;
 use gemini::ZeroStage;
+use inference::language_model::{LocalModel, MAX_NUM_SEQS};
 use models::causal_lm::CausalLm;
 use parallel::ProcessGroups;
 use rlhf::event::Metrics;
@@ -29,9 +30,8 @@ use rlhf::run::TaskScores;
 use super::peak_memory::TaskReplies;
 use crate::config::section::EvalSection;
 use crate::config::{ConfigError, RunConfig, StageSchema};
-use crate::evaluation::engine::REPLIES;
 use crate::evaluation::share::Share;
-use crate::evaluation::{Engine, job, most_memory};
+use crate::evaluation::{job, most_memory};
 use crate::interrupt;
 
 /// How long ranks wait in one collective for the verdicts of rank 0. A collective has a limit; the programs
@@ -73,7 +73,7 @@ impl Tasks {
         let asked: Vec<(&Prompt, usize)> = asked.collect();
         let (longest, _) = asked.iter().max_by_key(|(context, _)| context.len())?;
         let new = asked.iter().map(|(_, max_gen_toks)| max_gen_toks).max()?;
-        let count = asked.len().div_ceil(self.groups.model_replicas().size()).min(REPLIES);
+        let count = asked.len().div_ceil(self.groups.model_replicas().size()).min(MAX_NUM_SEQS);
         let programs = if self.evaluation.runs_code() { most_memory() as usize } else { 0 };
         Some(TaskReplies { count, capacity: num_tokens(tokenizer, longest) + new, programs })
     }
@@ -85,8 +85,8 @@ impl Tasks {
         step: u64,
     ) -> Result<TaskScores, rlhf::Error> {
         let name = format!("the model after step {step}");
-        let engine = Engine::new(model, tokenizer, name, None);
-        let mut replica = Replica { engine, groups: &self.groups, fatal: None };
+        let model = LocalModel::new(model, tokenizer, name, None);
+        let mut replica = Replica { model, groups: &self.groups, fatal: None };
         let run = self.evaluation.run(&mut replica, &mut ResponseCache::in_memory(), &mut |_| {});
         if let Some(error) = replica.fatal {
             return Err(error);
@@ -199,7 +199,7 @@ fn reason(error: eval::Error) -> String {
 
 /// One of the replicas of a model. Each answers a share of the requests.
 struct Replica<'a> {
-    engine: Engine<'a>,
+    model: LocalModel<'a>,
     groups: &'a ProcessGroups,
     /// What ends the run.
     fatal: Option<rlhf::Error>,
@@ -214,7 +214,7 @@ impl Replica<'_> {
         let (groups, replicas) = (self.groups, self.groups.model_replicas());
         let (own, places) = Share { rank: replicas.rank(), size: replicas.size() }.of(requests);
         let (name, mut answers, mut is_stopped) = (self.name().to_owned(), Vec::new(), Ok(false));
-        let asked = self.engine.respond(&own, &vec![false; own.len()], &mut |batch| {
+        let asked = self.model.respond(&own, &vec![false; own.len()], &mut |batch| {
             answers.extend(batch.into_iter().map(|(index, response)| (places[index], response)));
             is_stopped = is_stop_requested(groups);
             match is_stopped {
@@ -243,11 +243,11 @@ impl Replica<'_> {
 
 impl LanguageModel for Replica<'_> {
     fn name(&self) -> &str {
-        self.engine.name()
+        self.model.name()
     }
 
     fn digest(&self) -> &str {
-        self.engine.digest()
+        self.model.digest()
     }
 
     fn respond(

@@ -1,0 +1,135 @@
+//! A model of this process, as an evaluation asks it.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use datasets::Tokenizer;
+use eval::request::{LanguageModel, OnResponses, Request};
+use models::causal_lm::CausalLm;
+use sha2::{Digest, Sha256};
+
+use super::encoder::Encoder;
+use super::error::AnswerError;
+use super::reply::Generator;
+use super::score::Scorer;
+use crate::Error;
+use crate::session::Session;
+
+/// Changes when the same request gets other numbers from a model of this process.
+const ENGINE: &str = "colossal-chat engine 4";
+
+/// A model of this process, whose answers are kept nowhere, such as a model in training.
+pub struct LocalModel<'a> {
+    model: &'a CausalLm,
+    encoder: Encoder<'a>,
+    name: String,
+}
+
+/// A model that was loaded from a folder. Its answers can be kept.
+pub struct FolderModel {
+    session: Session<CausalLm>,
+    name: String,
+    digest: String,
+    max_length: Option<usize>,
+}
+
+impl<'a> LocalModel<'a> {
+    /// Takes a model with its tokenizer. As its answers are kept nowhere, `name` is all that tells it apart.
+    /// `max_length` limits the tokens of a row below what the model allows.
+    pub fn new(
+        model: &'a CausalLm,
+        tokenizer: &'a Tokenizer,
+        name: String,
+        max_length: Option<usize>,
+    ) -> Self {
+        Self { model, encoder: Encoder::new(model.config(), tokenizer, max_length), name }
+    }
+}
+
+impl LanguageModel for LocalModel<'_> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn digest(&self) -> &str {
+        &self.name
+    }
+
+    fn respond(
+        &mut self,
+        requests: &[Request],
+        answered: &[bool],
+        on_responses: &mut OnResponses<'_>,
+    ) -> Result<(), eval::Error> {
+        let (model, encoder) = (self.model, &self.encoder);
+        let mut respond = || {
+            Scorer { model, encoder }.respond(requests, answered, on_responses)?;
+            Generator { model, encoder }.respond(requests, answered, on_responses)
+        };
+        respond().map_err(|error: AnswerError| error.of_model(&self.name))
+    }
+}
+
+impl FolderModel {
+    /// Takes the session that was loaded from `folder`. `max_length` limits the tokens of a row below what the
+    /// model allows. Fails without a tokenizer, or if a file of the folder cannot be read.
+    pub fn new(
+        session: Session<CausalLm>,
+        name: String,
+        folder: &Path,
+        max_length: Option<usize>,
+    ) -> Result<Self, Error> {
+        let tokenizer = session.tokenizer()?;
+        let max_row = Encoder::new(session.model.config(), tokenizer, max_length).max_length;
+        let kind = session.model.decoder().kind();
+        // What ends a reply may come from another file; a template may print the date.
+        let (stop_ids, tokenizer) = (tokenizer.stop_ids(), tokenizer.fingerprint()?);
+        let settings = format!("{ENGINE} {max_row} {kind:?} {stop_ids:?} {tokenizer}");
+        let digest = folder_digest(folder, &settings).map_err(Error::ModelFiles)?;
+        Ok(Self { session, name, digest, max_length })
+    }
+}
+
+impl LanguageModel for FolderModel {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    fn respond(
+        &mut self,
+        requests: &[Request],
+        answered: &[bool],
+        on_responses: &mut OnResponses<'_>,
+    ) -> Result<(), eval::Error> {
+        let tokenizer = self.session.tokenizer()?;
+        let mut model = LocalModel::new(&self.session.model, tokenizer, self.name.clone(), self.max_length);
+        model.respond(requests, answered, on_responses)
+    }
+}
+
+/// A hash, in hexadecimal, of the files of a model folder that decide what the model computes, and of
+/// `settings`. Fails if a file cannot be read.
+pub fn folder_digest(folder: &Path, settings: &str) -> io::Result<String> {
+    let mut names: Vec<String> = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let known = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
+        if name.ends_with(".safetensors") || known.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    let mut hash = Sha256::new();
+    hash.update(settings);
+    for name in names {
+        hash.update(&name);
+        let mut file = File::open(folder.join(&name))?;
+        io::copy(&mut file, &mut hash)?;
+    }
+    Ok(format!("{:x}", hash.finalize()))
+}
