@@ -265,6 +265,8 @@ mod tests {
             (of_model(RemoteError::WeightsWanted { address: "http://h".into() }.into()).into(), USAGE),
             (of_model(RemoteError::Silent { seconds: 120 }.into()).into(), FAILED),
             (of_model(anyhow::anyhow!("anything")).into(), FAILED),
+            (of_model(inference::Error::Datasets(unread()).into()).into(), DATA),
+            (inference::Error::ModelFiles(missing_file()).into(), USAGE),
             (
                 in_row(datasets::Error::UnknownLayout { given: String::new(), known: String::new() }.into())
                     .into(),

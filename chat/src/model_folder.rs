@@ -61,8 +61,8 @@ pub(crate) struct TokenizerToTrain {
     pub(crate) added: Vec<&'static str>,
 }
 
-/// Like [`load_tokenizer`], for supervised fine-tuning: the template `chatml` adds its turn tokens if they are
-/// missing.
+/// Like [`load_tokenizer`], for supervised fine-tuning: the template `chatml` adds its turn tokens if they
+/// are missing.
 pub(crate) fn tokenizer_to_train(folder: &Path, template: Option<&str>) -> anyhow::Result<TokenizerToTrain> {
     if template != Some("chatml") {
         return Ok(TokenizerToTrain { tokenizer: load_tokenizer(folder, template)?, added: Vec::new() });

@@ -1,15 +1,14 @@
 //! The models that an evaluation asks: implementations of `eval::request::LanguageModel`.
 //!
 //! ```text
-//!           FolderModel ──> LocalModel      EndpointModel
-//! Session ───┘             /    │    \            └── remote::RemoteModel
-//!                    Scorer  Encoder  Generator
+//! FolderModel ──> Session, LocalModel ──> Encoder, Scorer, Generator
+//! EndpointModel ──> remote::RemoteModel, StopText
 //! ```
 //! A [`LocalModel`] computes in this process: it encodes requests, scores texts with passes over whole rows,
 //! and generates replies with an engine. A [`FolderModel`] owns its model, and has a digest of the folder,
 //! under which answers are kept. An [`EndpointModel`] asks a server.
 //!
-//! What is asked, and what an answer is worth, is the business of the crate `eval`.
+//! The crate `eval` decides what is asked, and scores the answers.
 
 mod encoder;
 mod endpoint;

@@ -1,10 +1,10 @@
 //! The texts of requests as token ids, as lm-evaluation-harness encodes them.
 //!
 //! Protocol: `models/huggingface.py` and `api/model.py` of lm-evaluation-harness 0.4.13. White space at the
-//! end of a context moves to the continuation, the two are encoded together, and the cut is made by the number
-//! of tokens of the context.
+//! end of a context moves to the continuation, the two are encoded together, and the cut is made by the
+//! number of tokens of the context.
 //!
-//! What to do with tokens that the model does not take is left to the callers.
+//! A result may have more tokens than the model takes: the callers cut it or refuse it.
 
 use datasets::Tokenizer;
 use eval::request::{Prompt, move_trailing_space};

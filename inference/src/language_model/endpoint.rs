@@ -237,7 +237,7 @@ impl EndpointModel {
         if text.is_empty() && cut.is_none() && reply.new_tokens == 0 {
             return Err(Problem::Empty);
         }
-        // Of stop strings that overlap, their order decides where the text ends, and not the first place.
+        // The stop strings cut the text in their order. If they overlap, this is not always the first place.
         Ok(Some(Response::Reply {
             text: eval::filter::cut_at_stop(&text, asked.until).to_owned(),
             tokens: reply.new_tokens as usize,

@@ -19,7 +19,7 @@ use crate::session::Session;
 /// Changes when the same request gets other numbers from a model of this process.
 const ENGINE: &str = "colossal-chat engine 4";
 
-/// A model of this process, whose answers are kept nowhere, such as a model in training.
+/// A model of this process. Its digest is its name, so its answers cannot be kept: it may be in training.
 pub struct LocalModel<'a> {
     model: &'a CausalLm,
     encoder: Encoder<'a>,
@@ -72,8 +72,8 @@ impl LanguageModel for LocalModel<'_> {
 }
 
 impl FolderModel {
-    /// Takes the session that was loaded from `folder`. `max_length` limits the tokens of a row below what the
-    /// model allows. Fails without a tokenizer, or if a file of the folder cannot be read.
+    /// Takes the session that was loaded from `folder`. `max_length` limits the tokens of a row below what
+    /// the model allows. Fails without a tokenizer, or if a file of the folder cannot be read.
     pub fn new(
         session: Session<CausalLm>,
         name: String,
