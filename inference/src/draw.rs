@@ -33,6 +33,7 @@ struct ReplySampler {
 }
 
 /// A token of a reply.
+#[derive(Debug)]
 pub(crate) struct Drawn {
     pub(crate) reply: ReplyId,
     /// `None` if the logits are not finite.

@@ -7,12 +7,14 @@ use models::cache::KvCache;
 use models::cached_batch::{CachedRow, Outputs};
 use models::causal_lm::CausalLm;
 use models::decoder::Decoder;
+use parallel::pipeline::PendingSends;
 use parallel::{Segmented, upload};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::draft::Draft;
 use crate::draw::{Drawn, Sampler};
 use crate::pages::PageTable;
+use crate::ranks::Ranks;
 use crate::request::{Event, Failure, ReplyId, Request};
 use crate::scheduler::{Counts, Limits, NoRoom, Order, Scheduler, Slice, StepPlan};
 use crate::{Error, logprobs, ngram};
@@ -43,6 +45,8 @@ pub struct EngineOptions {
     /// (speculative decoding): from what the reply repeats, or by a draft model. Replies stay the same.
     /// vLLM: `num_speculative_tokens`.
     pub speculative_tokens: usize,
+    /// How many engines share the budget of device memory.
+    pub engines: usize,
 }
 
 /// What an engine works on at the moment.
@@ -74,11 +78,11 @@ impl Room {
     fn find(decoder: &Decoder, options: &EngineOptions) -> Result<Self, Error> {
         let wanted = options.cached_tokens.div_ceil(PAGE_SIZE).max(1);
         let within = |tokens| decoder.pages_within_budget(PAGE_SIZE, tokens, options.sequences);
-        if within(0)?.is_none_or(|pages| pages >= wanted) {
+        if within(0)?.is_none_or(|pages| pages / options.engines >= wanted) {
             return Ok(Self { num_pages: wanted, batched_tokens: options.batched_tokens });
         }
         let batched_tokens = options.batched_tokens.min(SMALL_STEP);
-        let pages = within(batched_tokens)?.unwrap_or(wanted);
+        let pages = within(batched_tokens)?.map_or(wanted, |pages| pages / options.engines);
         Ok(Self { num_pages: pages.clamp(1, wanted), batched_tokens })
     }
 }
@@ -92,6 +96,18 @@ pub struct Engine {
     scheduler: Scheduler,
     sampler: Sampler,
     draft: Option<Draft>,
+    ranks: Ranks,
+    /// The messages to other ranks that are under way.
+    sends: PendingSends,
+    begun: Option<BegunStep>,
+}
+
+/// A step that has begun.
+#[derive(Debug)]
+struct BegunStep {
+    plan: StepPlan,
+    /// The tokens that were drawn. `None` on ranks without the last layers: they get them later.
+    drawn: Option<Vec<Vec<Drawn>>>,
 }
 
 impl Engine {
@@ -110,17 +126,23 @@ impl Engine {
         };
         Ok(Self {
             cache: model.decoder().cache(num_pages, PAGE_SIZE),
-            model,
             scheduler: Scheduler::new(limits, options.order, pages),
+            ranks: Ranks::new(model.decoder()),
+            model,
             sampler: Sampler::default(),
             draft: None,
+            sends: PendingSends::default(),
+            begun: None,
         })
     }
 
     /// Lets a smaller model guess the tokens of replies; without one, they are guessed from what a reply
     /// repeats. No request has been added yet. Returns an error if the draft cannot read what the model
-    /// reads.
+    /// reads, or if the model is split over ranks, most of which cannot know what the next draw will be.
     pub fn with_draft(mut self, draft: &CausalLm) -> Result<Self, Error> {
+        if !self.ranks.is_single() {
+            return Err(Error::DraftOfSplitModel);
+        }
         let num_pages = self.scheduler.pages().len();
         self.draft = Some(Draft::new(draft, &self.model, num_pages, PAGE_SIZE)?);
         Ok(self)
@@ -201,6 +223,12 @@ impl Engine {
         Ok(())
     }
 
+    /// Forgets what the pages of ended requests hold, so that the replies to come depend on their requests
+    /// alone. No request is under way.
+    pub fn forget_prefixes(&mut self) {
+        self.scheduler.suspend();
+    }
+
     /// The final hidden state of the last token of each row, `[B, H]`. The requests of the engine wait
     /// meanwhile. The index in an error is that of the row.
     pub fn embed(&self, rows: &[&[i64]]) -> Result<Tensor, Error> {
@@ -219,6 +247,13 @@ impl Engine {
     /// Runs the next tokens of some requests, and appends what happened to `events`. A request that fails
     /// does so alone.
     pub fn step(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        self.begin_step(events)?;
+        self.finish_step(events)
+    }
+
+    /// Runs the layers of this rank for the next tokens of some requests. On the ranks of a pipeline, the
+    /// steps of several engines are under way at once.
+    pub(crate) fn begin_step(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
         let mut plan = loop {
             match self.scheduler.schedule() {
                 Ok(plan) => break plan,
@@ -237,9 +272,21 @@ impl Engine {
         }
         self.guess(&mut plan)?;
         let rows: Vec<CachedRow<'_>> = plan.slices.iter().flat_map(cached_rows).collect();
-        let hidden = self.model.step(&rows, &mut self.cache)?;
+        let hidden = self.model.decoder().start_step(&rows, &mut self.cache, &mut self.sends)?;
         self.score_prompts(&plan, &hidden, events)?;
-        let ids = self.draw_tokens(&plan, &hidden, events)?;
+        let drawn = if self.ranks.has_logits() { Some(self.draw_tokens(&plan, &hidden)?) } else { None };
+        self.begun = Some(BegunStep { plan, drawn });
+        Ok(())
+    }
+
+    /// Takes the tokens of the step that has begun, if there is one.
+    pub(crate) fn finish_step(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        let Some(BegunStep { plan, drawn }) = self.begun.take() else { return Ok(()) };
+        let drawn = match drawn {
+            Some(drawn) => drawn,
+            None => self.ranks.receive(&plan)?,
+        };
+        let ids = self.pass_on(drawn, events);
         for finished in self.scheduler.complete(&plan, &ids) {
             self.sampler.finish(finished.sequence);
             events.push(Event::Finished { reply: finished.sequence, reason: finished.reason });
@@ -276,14 +323,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Draws the tokens of a plan from its outputs `[M, H]`, and returns their ids by slice. A request whose
-    /// logits are not finite ends here; its ids are not looked at.
-    fn draw_tokens(
-        &mut self,
-        plan: &StepPlan,
-        hidden: &Tensor,
-        events: &mut Vec<Event>,
-    ) -> Result<Vec<Vec<i64>>, Error> {
+    /// Draws the tokens of a plan from its outputs `[M, H]`, by slice.
+    fn draw_tokens(&mut self, plan: &StepPlan, hidden: &Tensor) -> Result<Vec<Vec<Drawn>>, Error> {
         let drawn = |(slice, outputs): (&Slice, Range<usize>)| match slice.draws {
             0 => outputs.end..outputs.end,
             _ => outputs.end - 1 - slice.guesses..outputs.end,
@@ -296,12 +337,20 @@ impl Engine {
             let is_whole = rows.len() as i64 == hidden.size()[0];
             let selected = || hidden.index_select(0, &upload(&rows, hidden.device()));
             let hidden = if is_whole { hidden.shallow_clone() } else { selected() };
-            self.model.head().logits(&hidden)
+            self.model.head().of_last_stage().logits(&hidden)
         })?;
-        let logits = logits.to_kind(Kind::Float).contiguous();
+        let drawn = self.ranks.draws().then(|| {
+            let logits = logits.to_kind(Kind::Float).contiguous();
+            self.sampler.draw(plan, &logits)
+        });
+        Ok(self.ranks.share(plan, drawn, &mut self.sends)?)
+    }
 
-        let mut ids = Vec::new();
-        for slice in self.sampler.draw(plan, &logits) {
+    /// Appends the drawn tokens to `events`, and returns their ids by slice. A request whose logits are not
+    /// finite ends here; its ids are not looked at.
+    fn pass_on(&mut self, drawn: Vec<Vec<Drawn>>, events: &mut Vec<Event>) -> Vec<Vec<i64>> {
+        let mut ids = Vec::with_capacity(drawn.len());
+        for slice in drawn {
             ids.push(slice.iter().filter_map(|drawn| Some(drawn.token?.id)).collect());
             for Drawn { reply, token, top } in slice {
                 match token {
@@ -314,7 +363,7 @@ impl Engine {
                 }
             }
         }
-        Ok(ids)
+        ids
     }
 }
 

@@ -74,6 +74,11 @@ pub enum Error {
          `dynamic`), so it cannot go on where it was: take another draft model"
     )]
     DraftRecomputesRows,
+    /// A draft model guesses for a model of several ranks.
+    #[error(
+        "the model is split over ranks, and a draft model guesses for a whole model alone: leave the draft out, and          tokens are guessed from what a reply repeats"
+    )]
+    DraftOfSplitModel,
     /// Logits are not finite.
     #[error(
         "the output of the model for row {} is not finite (NaN or infinity), although its weights are: values \
@@ -98,11 +103,6 @@ pub enum Error {
         /// The pages that there are.
         pages: usize,
     },
-    /// The ranks of one model drew different tokens.
-    #[error(
-        "the {ranks} ranks that share this model sampled different tokens; they must run the same program on the same kind of machine"
-    )]
-    RanksDiverged { ranks: usize },
     /// An error of the model.
     #[error(transparent)]
     Models(#[from] models::Error),
@@ -125,11 +125,11 @@ impl Error {
             Self::Parallel(error) => error.class(),
             Self::Datasets(error) => class_of_rows(error.class()),
             Self::ModelFiles(error) => ErrorClass::of_io(error.kind()),
-            Self::RanksDiverged { .. } => ErrorClass::Failed,
             Self::Sampling { .. }
             | Self::BiasOutsideVocabulary { .. }
             | Self::Draft { .. }
-            | Self::DraftRecomputesRows => ErrorClass::Usage,
+            | Self::DraftRecomputesRows
+            | Self::DraftOfSplitModel => ErrorClass::Usage,
             Self::LogitsNotFinite { .. } => ErrorClass::Diverged,
             Self::NoRoom { .. } => ErrorClass::Device,
             Self::EmptyPrompt { .. } | Self::LongPrompt { .. } | Self::TokenOutsideVocabulary { .. } => {

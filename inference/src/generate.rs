@@ -1,19 +1,24 @@
-//! Generates the replies to a batch of prompts: an [`Engine`] that runs until all of them have ended.
+//! Generates the replies to batches of prompts: engines that run until all of them have ended.
+//!
+//! On the stages of a pipeline, a [`Generator`] has one engine for each stage. While one stage computes the
+//! step of an engine, the others compute the steps of the other engines (Yu et al. 2022, OSDI, "Orca",
+//! section 4.2), so every stage is busy as long as every engine has replies under way.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use models::causal_lm::CausalLm;
+use parallel::Segmented;
 
 use crate::Error;
 use crate::engine::{self, Engine, EngineOptions};
 use crate::request::{Event, Failure, FinishReason, ReplyId, Request};
 use crate::sample::{SampledToken, SamplingParams};
-use crate::scheduler::Order;
+use crate::scheduler::{Counts, Order};
 
-/// The options of a generation run.
+/// How the replies to some prompts are generated.
 #[derive(Clone, Debug)]
-pub struct GenerationOptions<'a> {
+pub struct GenerationOptions {
     /// The sampling parameters.
     pub sampling: SamplingParams,
     /// The maximum number of tokens of a reply, including its stop token.
@@ -24,12 +29,35 @@ pub struct GenerationOptions<'a> {
     pub seed: u64,
     /// The number of each prompt. The draws of its reply depend on the seed and on this number.
     pub request_ids: RequestIds,
+}
+
+/// What a [`Generator`] has room for.
+#[derive(Clone, Copy, Debug)]
+pub struct GeneratorOptions<'a> {
     /// The maximum number of replies that are generated at the same time.
     pub max_num_seqs: usize,
+    /// The number of tokens for which the KV cache has room, if a budget of device memory allows it.
+    pub cached_tokens: usize,
     /// How many tokens of each reply are guessed in a step ([`EngineOptions::speculative_tokens`]).
     pub speculative_tokens: usize,
     /// The model that guesses them, if it is not the reply itself.
     pub draft: Option<&'a CausalLm>,
+}
+
+impl GeneratorOptions<'_> {
+    /// Room for replies to some prompts, at most `max_num_seqs` at the same time, without guesses.
+    pub fn for_prompts(
+        model: &CausalLm,
+        prompts: &[Vec<i64>],
+        max_new_tokens: usize,
+        max_num_seqs: usize,
+    ) -> Self {
+        let longest = prompts.iter().map(|prompt| prompt.len().saturating_add(max_new_tokens)).max();
+        let longest = longest.unwrap_or(0).min(model.config().max_positions() as usize);
+        let max_num_seqs = prompts.len().min(max_num_seqs).max(1);
+        let cached_tokens = engine::cached_tokens(max_num_seqs, longest);
+        Self { max_num_seqs, cached_tokens, speculative_tokens: 0, draft: None }
+    }
 }
 
 /// How prompts are numbered.
@@ -85,36 +113,112 @@ impl Completion {
 /// Token streaming: called with the prompt's index and each new token. Returning `Break` ends that reply.
 pub type TokenCallback<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
 
-/// Generates one reply per prompt, in the order of the prompts. A prompt that comes several times in a row is
-/// computed once.
+/// A model that generates the replies to one batch of prompts after the other.
+#[derive(Debug)]
+pub struct Generator {
+    /// One for each stage of a pipeline, if there are as many replies at the same time.
+    engines: Vec<Engine>,
+    /// The most replies of an engine at the same time.
+    sequences: usize,
+}
+
+impl Generator {
+    /// Makes the KV cache for the replies of a model. All ranks that share the model call this, and
+    /// [`generate`](Self::generate), with the same arguments.
+    pub fn new(model: &CausalLm, options: &GeneratorOptions<'_>) -> Result<Self, Error> {
+        let max_num_seqs = options.max_num_seqs.max(1);
+        let stages = model.decoder().pipeline().map_or(1, |pipeline| pipeline.group().size());
+        let engines = stages.min(max_num_seqs);
+        let sequences = max_num_seqs.div_ceil(engines);
+        let engine_options = EngineOptions {
+            sequences,
+            cached_tokens: options.cached_tokens.div_ceil(engines),
+            batched_tokens: engine::BATCHED_TOKENS,
+            order: Order::Arrival,
+            speculative_tokens: options.speculative_tokens,
+            engines,
+        };
+        let engine = |_| {
+            let engine = Engine::new(model, engine_options)?;
+            match options.draft {
+                Some(draft) => engine.with_draft(draft),
+                None => Ok(engine),
+            }
+        };
+        Ok(Self { engines: (0..engines).map(engine).collect::<Result<_, Error>>()?, sequences })
+    }
+
+    /// Generates one reply per prompt, in the order of the prompts. A prompt that comes several times in a
+    /// row is computed once. The replies depend on the arguments alone: nothing is left of the batches
+    /// before. After an error, the generator is of no use any more.
+    pub fn generate(
+        &mut self,
+        prompts: &[Vec<i64>],
+        options: &GenerationOptions,
+        on_token: &mut TokenCallback<'_>,
+    ) -> Result<Vec<Completion>, Error> {
+        if options.max_new_tokens == 0 {
+            return Ok(vec![Completion::empty(); prompts.len()]);
+        }
+        self.engines.iter_mut().for_each(Engine::forget_prefixes);
+        self.add_requests(prompts, options)?;
+        let mut replies = Replies::new(prompts.len(), on_token);
+        let mut events = Vec::new();
+        // Each engine's next step begins as soon as its last one has ended, while the steps of the others
+        // are under way on other stages.
+        while self.engines.iter().any(|engine| !engine.is_idle()) {
+            for engine in &mut self.engines {
+                engine.finish_step(&mut events)?;
+                replies.take(engine, &mut events)?;
+                engine.begin_step(&mut events)?;
+            }
+        }
+        Ok(replies.completions)
+    }
+
+    /// Adds the prompts as requests, of which none has more samples than an engine has replies. Equal
+    /// neighbours are the samples of one request. The id of a request is the index of its first reply.
+    fn add_requests(&mut self, prompts: &[Vec<i64>], options: &GenerationOptions) -> Result<(), Error> {
+        // The samples of a request draw from consecutive streams, so neighbours are samples of one request
+        // only if their numbers follow each other.
+        let stream = |index: usize| options.request_ids.of(index);
+        let are_samples = |&left: &usize, &right: &usize| {
+            prompts[left] == prompts[right] && stream(left).checked_add(1) == Some(stream(right))
+        };
+        let indices: Vec<usize> = (0..prompts.len()).collect();
+        let groups = indices.chunk_by(are_samples).flat_map(|group| group.chunks(self.sequences));
+
+        let stop_ids: Arc<[i64]> = options.stop_ids.as_slice().into();
+        let engines = self.engines.len();
+        for (number, group) in groups.enumerate() {
+            self.engines[number % engines].add(Request {
+                id: group[0] as u64,
+                samples: group.len() as u32,
+                seed: options.seed,
+                stream: stream(group[0]),
+                max_new_tokens: options.max_new_tokens,
+                stop_ids: Arc::clone(&stop_ids),
+                ..Request::new(prompts[group[0]].as_slice().into(), options.sampling)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What was computed so far.
+    pub fn counts(&self) -> Counts {
+        self.engines.iter().fold(Counts::default(), |sum, engine| sum + engine.counts())
+    }
+}
+
+/// Generates one reply per prompt. See [`Generator::generate`].
 pub fn generate(
     model: &CausalLm,
     prompts: &[Vec<i64>],
-    options: &GenerationOptions<'_>,
+    room: &GeneratorOptions<'_>,
+    options: &GenerationOptions,
     on_token: &mut TokenCallback<'_>,
 ) -> Result<Vec<Completion>, Error> {
-    if prompts.is_empty() || options.max_new_tokens == 0 {
-        return Ok(vec![Completion::empty(); prompts.len()]);
-    }
-
-    let longest = |prompt: &Vec<i64>| prompt.len() + options.max_new_tokens;
-    let longest = prompts.iter().map(longest).max().unwrap_or(0).min(model.config().max_positions() as usize);
-    let sequences = prompts.len().min(options.max_num_seqs.max(1));
-    let engine_options = EngineOptions {
-        sequences,
-        cached_tokens: engine::cached_tokens(sequences, longest),
-        batched_tokens: engine::BATCHED_TOKENS,
-        order: Order::Arrival,
-        speculative_tokens: options.speculative_tokens,
-    };
-    let mut engine = Engine::new(model, engine_options)?;
-    if let Some(draft) = options.draft {
-        engine = engine.with_draft(draft)?;
-    }
-    add_requests(&mut engine, prompts, options, sequences)?;
-    let completions = finish(&mut engine, prompts.len(), on_token)?;
-    check_agreement(model, &completions)?;
-    Ok(completions)
+    Generator::new(model, room)?.generate(prompts, options, on_token)
 }
 
 /// Continues one prompt on an engine that works on nothing else and has room for it. The callback gets each
@@ -125,23 +229,38 @@ pub fn complete(
     on_token: &mut TokenCallback<'_>,
 ) -> Result<Completion, Error> {
     engine.add(Request { id: 0, samples: 1, ..request })?;
-    let completions = finish(engine, 1, on_token);
+    let mut replies = Replies::new(1, on_token);
+    let ended = run(engine, &mut replies);
     engine.abort(0); // There still is a request after an error alone.
-    Ok(completions?.remove(0))
+    ended?;
+    Ok(replies.completions.remove(0))
 }
 
-/// Runs an engine until all its requests have ended. The id of a request is the index of its first reply.
-fn finish(
-    engine: &mut Engine,
-    replies: usize,
-    on_token: &mut TokenCallback<'_>,
-) -> Result<Vec<Completion>, Error> {
-    let mut completions = vec![Completion::empty(); replies];
-    let index_of = |reply: ReplyId| reply.request as usize + reply.sample as usize;
-
+/// Runs an engine until all its requests have ended.
+fn run(engine: &mut Engine, replies: &mut Replies<'_, '_>) -> Result<(), Error> {
     let mut events = Vec::new();
     while !engine.is_idle() {
         engine.step(&mut events)?;
+        replies.take(engine, &mut events)?;
+    }
+    Ok(())
+}
+
+/// The replies of a batch. The id of a request is the index of its first reply.
+struct Replies<'a, 'b> {
+    completions: Vec<Completion>,
+    on_token: &'a mut TokenCallback<'b>,
+}
+
+impl<'a, 'b> Replies<'a, 'b> {
+    fn new(count: usize, on_token: &'a mut TokenCallback<'b>) -> Self {
+        Self { completions: vec![Completion::empty(); count], on_token }
+    }
+
+    /// Takes the events of a step out of `events`.
+    fn take(&mut self, engine: &mut Engine, events: &mut Vec<Event>) -> Result<(), Error> {
+        let index_of = |reply: ReplyId| reply.request as usize + reply.sample as usize;
+        let completions = &mut self.completions;
         let mut events = events.drain(..).peekable();
         while let Some(event) = events.next() {
             match event {
@@ -151,7 +270,7 @@ fn finish(
                 Event::Token { reply, token, .. } => {
                     let index = index_of(reply);
                     completions[index].push(token);
-                    if on_token(index, token.id).is_continue() {
+                    if (self.on_token)(index, token.id).is_continue() {
                         continue;
                     }
                     // The last token of a reply ends it before the caller can.
@@ -163,43 +282,11 @@ fn finish(
                 }
                 Event::Finished { reply, reason } => completions[index_of(reply)].finish_reason = reason,
                 Event::Failed { request, failure } => return Err(failed(request, failure)),
-                Event::Prompt { .. } => {} // No request of `generate` asks for log-probabilities of its prompt.
+                Event::Prompt { .. } => {} // No request here asks for log-probabilities of its prompt.
             }
         }
+        Ok(())
     }
-    Ok(completions)
-}
-
-/// Adds the prompts as requests, of which none has more than `sequences` samples. Equal neighbours are the
-/// samples of one request.
-fn add_requests(
-    engine: &mut Engine,
-    prompts: &[Vec<i64>],
-    options: &GenerationOptions<'_>,
-    sequences: usize,
-) -> Result<(), Error> {
-    // The samples of a request draw from consecutive streams, so neighbours are samples of one request only
-    // if their numbers follow each other.
-    let stream = |index: usize| options.request_ids.of(index);
-    let are_samples = |&left: &usize, &right: &usize| {
-        prompts[left] == prompts[right] && stream(left).checked_add(1) == Some(stream(right))
-    };
-    let indices: Vec<usize> = (0..prompts.len()).collect();
-    let groups = indices.chunk_by(are_samples).flat_map(|group| group.chunks(sequences));
-
-    let stop_ids: Arc<[i64]> = options.stop_ids.as_slice().into();
-    for group in groups {
-        engine.add(Request {
-            id: group[0] as u64,
-            samples: group.len() as u32,
-            seed: options.seed,
-            stream: stream(group[0]),
-            max_new_tokens: options.max_new_tokens,
-            stop_ids: Arc::clone(&stop_ids),
-            ..Request::new(prompts[group[0]].as_slice().into(), options.sampling)
-        })?;
-    }
-    Ok(())
 }
 
 fn failed(request: u64, failure: Failure) -> Error {
@@ -207,16 +294,4 @@ fn failed(request: u64, failure: Failure) -> Error {
         Failure::LogitsNotFinite => Error::LogitsNotFinite { index: request as usize },
         Failure::NoRoom { needed, pages } => Error::NoRoom { index: request as usize, needed, pages },
     }
-}
-
-/// Checks that all tensor-parallel ranks drew the same tokens. If they differ, each rank has continued a
-/// different text.
-fn check_agreement(model: &CausalLm, completions: &[Completion]) -> Result<(), Error> {
-    let Some(group) = model.decoder().model_parallel().tensor_parallel.as_ref() else { return Ok(()) };
-    let mut sum = 0u32;
-    for id in completions.iter().flat_map(|completion| &completion.ids) {
-        sum = sum.wrapping_mul(31).wrapping_add(*id as u32);
-    }
-    let [largest, smallest] = group.all_reduce_max([f64::from(sum), -f64::from(sum)])?;
-    if largest == -smallest { Ok(()) } else { Err(Error::RanksDiverged { ranks: group.size() }) }
 }

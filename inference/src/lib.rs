@@ -24,6 +24,7 @@ pub mod language_model;
 mod logprobs;
 mod ngram;
 pub mod pages;
+mod ranks;
 pub mod remote;
 pub mod request;
 pub mod sample;

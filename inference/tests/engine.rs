@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use inference::engine::{Engine, EngineOptions};
-use inference::generate::{self, GenerationOptions, RequestIds};
+use inference::generate::{self, GenerationOptions, Generator, GeneratorOptions, RequestIds};
 use inference::request::{Event, Failure, FinishReason, ReplyId, Request};
 use inference::sample::SamplingParams;
 use inference::scheduler::{Counts, Order};
@@ -49,6 +49,7 @@ const ROOMY: EngineOptions = EngineOptions {
     batched_tokens: 64,
     order: Order::Arrival,
     speculative_tokens: 0,
+    engines: 1,
 };
 
 /// The folder of a golden model.
@@ -367,16 +368,15 @@ fn a_caller_may_end_replies_in_the_middle_of_the_tokens_of_a_step() {
         stop_ids: Vec::new(),
         seed: 0,
         request_ids: RequestIds::From(0),
-        max_num_seqs: 3,
-        speculative_tokens: 3,
-        draft: Some(&model),
     };
-    let whole =
-        generate::generate(&model, &prompts, &options, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let room = GeneratorOptions::for_prompts(&model, &prompts, options.max_new_tokens, 3);
+    let room = GeneratorOptions { speculative_tokens: 3, draft: Some(&model), ..room };
+    let mut generator = Generator::new(&model, &room).unwrap();
+    let whole = generator.generate(&prompts, &options, &mut |_, _| ControlFlow::Continue(())).unwrap();
 
     // The second step gives each reply its last four tokens, of which the callback wants one.
     let mut seen = [0; 3];
-    let ended = generate::generate(&model, &prompts, &options, &mut |index, _| {
+    let ended = generator.generate(&prompts, &options, &mut |index, _| {
         seen[index] += 1;
         if seen[index] == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });

@@ -117,13 +117,18 @@ impl ModelParallel {
         }
     }
 
+    /// The groups of ranks that run the same layers together in a pass without gradients. Sequence-parallel
+    /// ranks do not: each of them has all weights, and runs rows of its own.
+    pub fn same_stage_groups(&self) -> impl Iterator<Item = &Arc<ProcessGroup>> {
+        let groups = [self.expert_parallel.as_ref(), self.tensor_parallel.as_ref()];
+        groups.into_iter().flatten().filter(|group| group.size() > 1)
+    }
+
     /// The smallest `count` of the ranks that run this replica of the model, all of which call this.
     pub(crate) fn min_over_ranks(&self, count: usize) -> Result<usize, parallel::Error> {
         let layers = self.pipeline_parallel.as_ref().map(|layers| &layers.group);
-        let experts = self.expert_parallel.as_ref();
-        let groups = [self.tensor_parallel.as_ref(), layers, experts, self.sequence_group()];
         let mut negative = [-(count as f64)];
-        for group in groups.into_iter().flatten() {
+        for group in self.same_stage_groups().chain(layers) {
             negative = group.all_reduce_max(negative)?;
         }
         Ok(-negative[0] as usize)

@@ -38,7 +38,7 @@ use std::time::Instant;
 
 use datasets::{PromptRow, Sampler, SamplerState, SftRow};
 use gemini::{Engine, TrainConfig, checkpoint};
-use inference::generate::{self, GenerationOptions, RequestIds};
+use inference::generate::{self, GenerationOptions, GeneratorOptions, RequestIds};
 use inference::sample::SamplingParams;
 use models::batch::Batch;
 use models::head::{self, LogprobsOptions, RowSums};
@@ -330,12 +330,12 @@ impl<'a> Ppo<'a> {
             stop_ids: self.data.stop_ids.to_vec(),
             seed: derived_seed(self.seed, iteration, 0),
             request_ids: RequestIds::From(share.start as u64),
-            max_num_seqs: config.rollout_micro_batch_size.unwrap_or(prompts.len()),
-            speculative_tokens: 0,
-            draft: None,
         };
-        let completions =
-            generate::generate(self.models.policy, prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
+        let policy = self.models.policy;
+        let max_num_seqs = config.rollout_micro_batch_size.unwrap_or(prompts.len());
+        let room = GeneratorOptions::for_prompts(policy, prompts, config.max_new_tokens, max_num_seqs);
+        let on_token = &mut |_: usize, _: i64| ControlFlow::Continue(());
+        let completions = generate::generate(policy, prompts, &room, &options, on_token)?;
 
         let lengths: Vec<i64> = completions.iter().map(|completion| completion.ids.len() as i64).collect();
         let score_slots = config.score_slot.of_replies(&lengths, config.max_new_tokens as i64);

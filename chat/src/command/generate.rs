@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use datasets::{Message, RowLocation};
-use inference::generate::{self, Completion, GenerationOptions, RequestIds};
+use inference::generate::{self, Completion, GenerationOptions, GeneratorOptions, RequestIds};
 use inference::request::FinishReason;
 use inference::sample::SamplingParams;
 use inference::session::Session;
@@ -39,12 +39,7 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
     let speculation = arguments.speculation.speculation(&source);
     let session = session::causal_lm(&source)?;
     let draft = speculation.load_draft()?;
-    let options = GenerationOptions {
-        max_num_seqs: arguments.batch_size.get(),
-        speculative_tokens: speculation.tokens,
-        draft: draft.as_ref(),
-        ..options(&arguments.sampling, session.stop_ids())
-    };
+    let options = options(&arguments.sampling, session.stop_ids());
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
 
     let mut prompts = Vec::with_capacity(inputs.len());
@@ -58,8 +53,14 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
         prompts.push(ids);
     }
 
-    let completions =
-        generate::generate(&session.model, &prompts, &options, &mut |_, _| ControlFlow::Continue(()))?;
+    let model = &session.model;
+    let room = GeneratorOptions {
+        speculative_tokens: speculation.tokens,
+        draft: draft.as_ref(),
+        ..GeneratorOptions::for_prompts(model, &prompts, options.max_new_tokens, arguments.batch_size.get())
+    };
+    let on_token = &mut |_: usize, _: i64| ControlFlow::Continue(());
+    let completions = generate::generate(model, &prompts, &room, &options, on_token)?;
     let replies: Vec<Reply> =
         completions.into_iter().map(|completion| reply(&session, completion)).collect::<Result<_, _>>()?;
     input::write(&replies, arguments.output.as_deref(), arguments.force)
@@ -67,8 +68,8 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
 
 const NO_TEMPLATE: &str = "give --raw to continue the text as it is, or --template";
 
-/// The generation options that the arguments specify, for one sequence at a time.
-pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> GenerationOptions<'static> {
+/// The generation options that the arguments specify.
+pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> GenerationOptions {
     GenerationOptions {
         sampling: SamplingParams {
             temperature: arguments.temperature,
@@ -80,9 +81,6 @@ pub(crate) fn options(arguments: &SamplingArgs, stop_ids: Vec<i64>) -> Generatio
         stop_ids: if arguments.ignore_eos { Vec::new() } else { stop_ids },
         seed: arguments.seed,
         request_ids: RequestIds::From(0),
-        max_num_seqs: 1,
-        speculative_tokens: 0,
-        draft: None,
     }
 }
 

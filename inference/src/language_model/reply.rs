@@ -11,7 +11,7 @@ use models::causal_lm::CausalLm;
 use super::encoder::{Encoder, Refusal, is_text};
 use super::error::AnswerError;
 use crate::Error;
-use crate::generate::{self, GenerationOptions, RequestIds};
+use crate::generate::{self, GenerationOptions, GeneratorOptions, RequestIds};
 use crate::request::FinishReason;
 use crate::sample::SamplingParams;
 
@@ -141,15 +141,14 @@ impl Generator<'_> {
             request_ids: RequestIds::Given(
                 chunk.iter().map(|prompt| stream(&requests[prompt.request])).collect(),
             ),
-            max_num_seqs: self.num_seqs(longest, max_gen_toks),
-            speculative_tokens: 0,
-            draft: None,
         };
 
         let prompts: Vec<Vec<i64>> = chunk.iter().map(|prompt| prompt.ids.clone()).collect();
         let mut watches: Vec<StopWatch<'_>> =
             chunk.iter().map(|prompt| StopWatch::new(&requests[prompt.request])).collect();
-        let completions = generate::generate(self.model, &prompts, &options, &mut |index, id| {
+        let num_seqs = self.num_seqs(longest, max_gen_toks);
+        let room = GeneratorOptions::for_prompts(self.model, &prompts, max_gen_toks, num_seqs);
+        let completions = generate::generate(self.model, &prompts, &room, &options, &mut |index, id| {
             watches[index].see(id, |ids| tokenizer.decode(ids, false).unwrap_or_default())
         })?;
 

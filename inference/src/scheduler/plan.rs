@@ -109,3 +109,17 @@ pub struct Counts {
     /// Guesses that were right.
     pub accepted: u64,
 }
+
+impl std::ops::Add for Counts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            prefilled: self.prefilled + other.prefilled,
+            shared: self.shared + other.shared,
+            preempted: self.preempted + other.preempted,
+            guessed: self.guessed + other.guessed,
+            accepted: self.accepted + other.accepted,
+        }
+    }
+}

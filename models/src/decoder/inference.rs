@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use parallel::Segmented;
+use parallel::pipeline::PendingSends;
 use parallel::residency::ModelPart;
 use parallel::segment::{forward_segment_by_segment, hold_weights};
 use tch::{Tensor, no_grad};
@@ -76,6 +77,20 @@ impl Decoder {
     /// the final hidden states of the tokens that have an output, `[M, H]`, row after row, without an
     /// autograd graph.
     pub fn step(&self, rows: &[CachedRow<'_>], cache: &mut KvCache) -> Result<Tensor, parallel::Error> {
+        let mut sends = PendingSends::default();
+        let hidden = self.start_step(rows, cache, &mut sends)?;
+        sends.wait()?;
+        Ok(hidden)
+    }
+
+    /// Like [`Self::step`], but the messages to the next stages of a pipeline are added to `sends`, so that
+    /// this rank can begin the step of other sequences meanwhile.
+    pub fn start_step(
+        &self,
+        rows: &[CachedRow<'_>],
+        cache: &mut KvCache,
+        sends: &mut PendingSends,
+    ) -> Result<Tensor, parallel::Error> {
         no_grad(|| {
             let batch = CachedBatch::new(rows, cache, self.device());
             let rotary = self.cached_rotary(&batch, cache);
@@ -85,7 +100,7 @@ impl Decoder {
                 outputs: batch.outputs.as_ref(),
                 has_aux_loss: false,
             };
-            self.run(&inputs, rotary, &mut |layer, attention, qkv| {
+            self.run(&inputs, rotary, sends, &mut |layer, attention, qkv| {
                 cache.write(layer, &batch.cache_rows, &qkv[1], &qkv[2]);
                 Ok(batch.attend(cache, layer, attention, qkv))
             })
@@ -97,10 +112,16 @@ impl Decoder {
     /// before the next.
     pub(super) fn forward_rows(&self, batches: &[&Batch]) -> Result<Vec<Tensor>, parallel::Error> {
         if self.pipeline.is_some() {
+            let mut sends = PendingSends::default();
             let forward = |&batch: &&Batch| {
-                self.run_batch(batch, &mut |_, attention, qkv| Ok(attend_batch(batch, attention, qkv)))
+                let (inputs, rotary) = (self.inputs(batch), self.batch_rotary(batch));
+                let mut attention_fn =
+                    |_, attention: &Attention, qkv: &[Tensor; 3]| Ok(attend_batch(batch, attention, qkv));
+                self.run(&inputs, rotary, &mut sends, &mut attention_fn)
             };
-            return no_grad(|| batches.iter().map(forward).collect());
+            let hidden = no_grad(|| batches.iter().map(forward).collect());
+            sends.wait()?;
+            return hidden;
         }
 
         let contexts: Vec<ForwardContext> =
@@ -141,14 +162,6 @@ impl Decoder {
         })
     }
 
-    fn run_batch(
-        &self,
-        batch: &Batch,
-        attention_fn: &mut LayerAttentionFn<'_>,
-    ) -> Result<Tensor, parallel::Error> {
-        self.run(&self.inputs(batch), self.batch_rotary(batch), attention_fn)
-    }
-
     fn inputs<'a>(&self, batch: &'a Batch) -> Inputs<'a> {
         Inputs {
             ids: &batch.input_ids,
@@ -159,11 +172,12 @@ impl Decoder {
     }
 
     /// Runs all segments of this rank, stage by stage if the model is pipelined. Ranks without the last stage
-    /// return zeros.
+    /// return zeros. Messages to other ranks are added to `sends`.
     fn run(
         &self,
         inputs: &Inputs<'_>,
         rotary: Option<Rotary>,
+        sends: &mut PendingSends,
         attention_fn: &mut LayerAttentionFn<'_>,
     ) -> Result<Tensor, parallel::Error> {
         let ctx = self.inference_context(rotary);
@@ -182,7 +196,8 @@ impl Decoder {
 
         let Some(pipeline) = &self.pipeline else { return run_segments(0..self.num_segments(), None) };
         let (tokens, options) = (inputs.ids.size()[0], (self.kind(), self.device()));
-        let last = pipeline.run_stages(&[tokens, self.architecture().hidden_size], options, run_segments)?;
+        let shape = [tokens, self.architecture().hidden_size];
+        let last = pipeline.run_stages(&shape, options, sends, run_segments)?;
         let rows = inputs.outputs.map_or(tokens, |outputs| outputs.size()[0]);
         let zeros = || Tensor::zeros([1], options).expand([rows, self.architecture().embedding_size], false);
         Ok(last.unwrap_or_else(zeros))

@@ -79,6 +79,12 @@ impl<'a> Head<'a> {
         }
     }
 
+    /// The head on a rank with the last stage of a pipeline, whose results stay on the ranks of this stage.
+    #[must_use]
+    pub fn of_last_stage(self) -> Self {
+        Self { pipeline: None, ..self }
+    }
+
     /// Holds the weights of the head while it computes.
     pub(super) fn hold(&self) -> Result<HeldWeights<'a>, Error> {
         Ok(HeldWeights::fetch(self.residency, Weights::Part(ModelPart::Head), Access::Read)?)
@@ -122,8 +128,7 @@ impl<'a> Head<'a> {
     ) -> Option<Result<Tensor, Error>> {
         let pipeline = self.pipeline.filter(|_| !needs_grad(hidden))?;
         let make = || {
-            let output =
-                if pipeline.is_last_stage() { Some(make(Head { pipeline: None, ..self })?) } else { None };
+            let output = if pipeline.is_last_stage() { Some(make(self.of_last_stage())?) } else { None };
             Ok(pipeline.broadcast_from_last_stage(output, shape, (kind, hidden.device()))?)
         };
         Some(make())

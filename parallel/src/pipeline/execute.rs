@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Action, ComputationType, PipelineStages, Schedule, ScheduleKind};
-use crate::comm::{P2pKey, PendingCollective};
+use super::{Action, ComputationType, PendingSends, PipelineStages, Schedule, ScheduleKind};
+use crate::comm::P2pKey;
 use crate::residency::{Access, HeldWeights, ModelPart, Residency, Weights};
 use crate::segment::{PartSequence, hold_weights};
 use crate::weight_grad_store::{self, WeightGradStore};
@@ -79,7 +79,7 @@ pub fn run_schedule<M: Segmented, H: StepHandler>(
         saved_forwards: HashMap::new(),
         local_payloads: HashMap::new(),
         weight_grad_stores: HashMap::new(),
-        pending_sends: Vec::new(),
+        pending_sends: PendingSends::default(),
     };
 
     for &action in &schedule.actions[rank] {
@@ -92,7 +92,7 @@ pub fn run_schedule<M: Segmented, H: StepHandler>(
         }
     }
 
-    runner.pending_sends.into_iter().try_for_each(|(send, _)| Ok(send.wait()?))
+    Ok(runner.pending_sends.wait()?)
 }
 
 /// Holds `all` weights of a pipeline rank if they are sharded, for all micro-batches of a step: the
@@ -209,7 +209,7 @@ struct ScheduleRunner<'a, M: Segmented> {
     /// The deferred weight gradients, by micro-batch and stage.
     weight_grad_stores: HashMap<(usize, usize), WeightGradStore>,
     /// The sends under way, with the tensors that they read.
-    pending_sends: Vec<(PendingCollective, Tensor)>,
+    pending_sends: PendingSends,
 }
 
 impl<M: Segmented> ScheduleRunner<'_, M> {
@@ -309,14 +309,7 @@ impl<M: Segmented> ScheduleRunner<'_, M> {
             return Ok(());
         }
         let pipeline = self.pipeline.expect("without a pipeline there is one stage");
-        let tensor = tensor.contiguous();
-        // Release the tensors of completed sends.
-        for (send, tensor) in std::mem::take(&mut self.pending_sends) {
-            self.pending_sends.extend(send.try_wait()?.map(|send| (send, tensor)));
-        }
-        let send = pipeline.group().send(&tensor, to, tag(payload, stage))?;
-        self.pending_sends.push((send, tensor));
-        Ok(())
+        self.pending_sends.send(pipeline.group(), tensor.contiguous(), to, tag(payload, stage))
     }
 
     fn receive(

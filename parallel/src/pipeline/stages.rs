@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Schedule, ScheduleKind};
+use super::{PendingSends, Schedule, ScheduleKind};
 use crate::Error;
 use crate::comm::ProcessGroup;
 
@@ -65,17 +65,18 @@ impl PipelineStages {
 
     /// Runs one batch forward through all stages. `run_segments` computes the output of a range of segments
     /// from the output of the previous range. `shape` is the shape of the hidden states between two stages.
-    /// Returns the last output on the rank that has it.
+    /// Returns the last output on the rank that has it. The messages to the next stages are added to `sends`,
+    /// so that this rank can run another batch meanwhile.
     pub fn run_stages(
         &self,
         shape: &[i64],
         options: (Kind, Device),
+        sends: &mut PendingSends,
         mut run_segments: impl FnMut(Range<usize>, Option<Tensor>) -> Result<Tensor, Error>,
     ) -> Result<Option<Tensor>, Error> {
         let mut hidden = None;
         for (stage, segments) in self.stages.iter().enumerate() {
-            // Smaller tags belong to the messages of a training step.
-            let tag = 2 * self.stages.len() + stage;
+            let tag = self.inference_tag() + stage;
             if self.rank_of_stage(stage) != self.group.rank() {
                 continue;
             }
@@ -85,10 +86,29 @@ impl PipelineStages {
             hidden = Some(run_segments(segments.clone(), hidden.take())?);
             if stage + 1 < self.stages.len() && self.rank_of_stage(stage + 1) != self.group.rank() {
                 let output = hidden.take().expect("a stage has an output").contiguous();
-                self.group.send(&output, self.rank_of_stage(stage + 1), tag + 1)?.wait()?;
+                sends.send(&self.group, output, self.rank_of_stage(stage + 1), tag + 1)?;
             }
         }
         Ok(hidden)
+    }
+
+    /// Sends what the rank with the last stage knows to every other rank, which
+    /// [receives](Self::receive_from_last_stage) it. Unlike a broadcast, no rank waits for another one here.
+    pub fn send_from_last_stage(&self, message: &Tensor, sends: &mut PendingSends) -> Result<(), Error> {
+        let others = (0..self.group.size()).filter(|&rank| rank != self.group.rank());
+        others.into_iter().try_for_each(|rank| {
+            sends.send(&self.group, message.shallow_clone(), rank, self.inference_tag() + self.stages.len())
+        })
+    }
+
+    /// Receives a message of the rank with the last stage.
+    pub fn receive_from_last_stage(&self, shape: &[i64], options: (Kind, Device)) -> Result<Tensor, Error> {
+        self.group.recv(shape, options, self.last_stage_rank(), self.inference_tag() + self.stages.len())
+    }
+
+    /// The first tag of messages without gradients. Smaller tags belong to the messages of a training step.
+    fn inference_tag(&self) -> usize {
+        2 * self.stages.len()
     }
 
     /// Broadcasts the output of the rank with the last segment to every rank.
