@@ -113,6 +113,9 @@ impl Completion {
 /// Token streaming: called with the prompt's index and each new token. Returning `Break` ends that reply.
 pub type TokenCallback<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
 
+/// Called with the index of a prompt and its reply, once that has ended.
+pub type ReplyCallback<'a> = dyn FnMut(usize, &Completion) + 'a;
+
 /// A model that generates the replies to one batch of prompts after the other.
 #[derive(Debug)]
 pub struct Generator {
@@ -157,12 +160,24 @@ impl Generator {
         options: &GenerationOptions,
         on_token: &mut TokenCallback<'_>,
     ) -> Result<Vec<Completion>, Error> {
+        self.generate_each(prompts, options, on_token, &mut |_, _| ())
+    }
+
+    /// Like [`generate`](Self::generate), and also passes on each reply as soon as it has ended.
+    pub fn generate_each(
+        &mut self,
+        prompts: &[Vec<i64>],
+        options: &GenerationOptions,
+        on_token: &mut TokenCallback<'_>,
+        on_reply: &mut ReplyCallback<'_>,
+    ) -> Result<Vec<Completion>, Error> {
+        let mut replies = Replies::new(prompts.len(), on_token, on_reply);
         if options.max_new_tokens == 0 {
-            return Ok(vec![Completion::empty(); prompts.len()]);
+            (0..prompts.len()).for_each(|index| replies.end(index, FinishReason::Length));
+            return Ok(replies.completions);
         }
         self.engines.iter_mut().for_each(Engine::forget_prefixes);
         self.add_requests(prompts, options)?;
-        let mut replies = Replies::new(prompts.len(), on_token);
         let mut events = Vec::new();
         // Each engine's next step begins as soon as its last one has ended, while the steps of the others
         // are under way on other stages.
@@ -229,7 +244,8 @@ pub fn complete(
     on_token: &mut TokenCallback<'_>,
 ) -> Result<Completion, Error> {
     engine.add(Request { id: 0, samples: 1, ..request })?;
-    let mut replies = Replies::new(1, on_token);
+    let on_reply = &mut |_: usize, _: &Completion| ();
+    let mut replies = Replies::new(1, on_token, on_reply);
     let ended = run(engine, &mut replies);
     engine.abort(0); // There still is a request after an error alone.
     ended?;
@@ -250,26 +266,32 @@ fn run(engine: &mut Engine, replies: &mut Replies<'_, '_>) -> Result<(), Error> 
 struct Replies<'a, 'b> {
     completions: Vec<Completion>,
     on_token: &'a mut TokenCallback<'b>,
+    on_reply: &'a mut ReplyCallback<'b>,
 }
 
 impl<'a, 'b> Replies<'a, 'b> {
-    fn new(count: usize, on_token: &'a mut TokenCallback<'b>) -> Self {
-        Self { completions: vec![Completion::empty(); count], on_token }
+    fn new(count: usize, on_token: &'a mut TokenCallback<'b>, on_reply: &'a mut ReplyCallback<'b>) -> Self {
+        Self { completions: vec![Completion::empty(); count], on_token, on_reply }
+    }
+
+    /// Notes the end of a reply.
+    fn end(&mut self, index: usize, reason: FinishReason) {
+        self.completions[index].finish_reason = reason;
+        (self.on_reply)(index, &self.completions[index]);
     }
 
     /// Takes the events of a step out of `events`.
     fn take(&mut self, engine: &mut Engine, events: &mut Vec<Event>) -> Result<(), Error> {
         let index_of = |reply: ReplyId| reply.request as usize + reply.sample as usize;
-        let completions = &mut self.completions;
         let mut events = events.drain(..).peekable();
         while let Some(event) = events.next() {
             match event {
                 // A step may give a reply several tokens, of which the caller need not want all.
                 Event::Token { reply, .. } | Event::Finished { reply, .. }
-                    if completions[index_of(reply)].finish_reason == FinishReason::Interrupted => {}
+                    if self.completions[index_of(reply)].finish_reason == FinishReason::Interrupted => {}
                 Event::Token { reply, token, .. } => {
                     let index = index_of(reply);
-                    completions[index].push(token);
+                    self.completions[index].push(token);
                     if (self.on_token)(index, token.id).is_continue() {
                         continue;
                     }
@@ -277,10 +299,10 @@ impl<'a, 'b> Replies<'a, 'b> {
                     let goes_on =
                         |next: &Event| matches!(next, Event::Token { reply: next, .. } if *next == reply);
                     if engine.abort_reply(reply) || events.peek().is_some_and(goes_on) {
-                        completions[index].finish_reason = FinishReason::Interrupted;
+                        self.end(index, FinishReason::Interrupted);
                     }
                 }
-                Event::Finished { reply, reason } => completions[index_of(reply)].finish_reason = reason,
+                Event::Finished { reply, reason } => self.end(index_of(reply), reason),
                 Event::Failed { request, failure } => return Err(failed(request, failure)),
                 Event::Prompt { .. } => {} // No request here asks for log-probabilities of its prompt.
             }

@@ -1,7 +1,7 @@
 //! The models that an evaluation asks: implementations of `eval::request::LanguageModel`.
 //!
 //! ```text
-//! FolderModel ──> Session, LocalModel ──> Encoder, Scorer, Generator
+//! FolderModel ──> Session, LocalModel ──> Encoder, Scorer, ReplyWriter
 //! EndpointModel ──> remote::RemoteModel, StopText
 //! ```
 //! A [`LocalModel`] computes in this process: it encodes requests, scores texts with passes over whole rows,

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use inference::engine::{Engine, EngineOptions};
-use inference::generate::{self, GenerationOptions, Generator, GeneratorOptions, RequestIds};
+use inference::engine::{self, Engine, EngineOptions};
+use inference::generate::{self, Completion, GenerationOptions, Generator, GeneratorOptions, RequestIds};
 use inference::request::{Event, Failure, FinishReason, ReplyId, Request};
 use inference::sample::SamplingParams;
 use inference::scheduler::{Counts, Order};
@@ -383,6 +383,39 @@ fn a_caller_may_end_replies_in_the_middle_of_the_tokens_of_a_step() {
     for (whole, ended) in whole.iter().zip(ended.unwrap()) {
         assert_eq!((ended.ids.as_slice(), ended.finish_reason), (&whole.ids[..2], FinishReason::Interrupted));
     }
+}
+
+#[test]
+fn a_generator_writes_each_batch_as_if_it_were_the_first() {
+    let model = load("neox");
+    let options = |temperature| GenerationOptions {
+        sampling: SamplingParams { temperature, ..SamplingParams::default() },
+        max_new_tokens: 10,
+        stop_ids: vec![3],
+        seed: 0,
+        request_ids: RequestIds::From(0),
+    };
+    // The second batch has the prompts of the first, and pages for two of its replies at once.
+    let batches = [(prompts(5, 20), 0.0), (prompts(9, 20), 1.0)];
+    let room = GeneratorOptions {
+        max_num_seqs: 4,
+        cached_tokens: engine::cached_tokens(2, 30),
+        speculative_tokens: 0,
+        draft: None,
+    };
+    let on_token = &mut |_: usize, _: i64| ControlFlow::Continue(());
+    let mut generator = Generator::new(&model, &room).unwrap();
+    for (prompts, temperature) in &batches {
+        let mut ended: Vec<(usize, Completion)> = Vec::new();
+        let mut on_reply = |index: usize, reply: &Completion| ended.push((index, reply.clone()));
+        let options = options(*temperature);
+        let replies = generator.generate_each(prompts, &options, on_token, &mut on_reply).unwrap();
+        let first = generate::generate(&model, prompts, &room, &options, on_token).unwrap();
+        assert_eq!(replies, first);
+        ended.sort_by_key(|(index, _)| *index);
+        assert_eq!(ended, replies.into_iter().enumerate().collect::<Vec<_>>());
+    }
+    assert!(generator.counts().preempted > 0);
 }
 
 #[test]

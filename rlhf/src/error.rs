@@ -174,7 +174,7 @@ impl Error {
             Self::Parallel(error) => error.class(),
             Self::Models(error) => error.class(),
             Self::Inference(error) => error.class(),
-            Self::Datasets(error) => class_of_rows(error.class()),
+            Self::Datasets(error) => inference::class_of_rows(error.class()),
             Self::Recorder(_) | Self::Tasks(_) | Self::TasksOnPart(_) => ErrorClass::OfSource,
             Self::Setting { .. }
             | Self::Vocabulary { .. }
@@ -190,16 +190,5 @@ impl Error {
             Self::Io { source, .. } => ErrorClass::of_io(source.kind()),
             Self::RankZeroFailed | Self::Shape { .. } | Self::EmptyReply { .. } => ErrorClass::Failed,
         }
-    }
-}
-
-/// The class of an error of rows or of an evaluation, whose crates do not know torch.
-pub fn class_of_rows(class: datasets::ErrorClass) -> ErrorClass {
-    match class {
-        datasets::ErrorClass::Failed => ErrorClass::Failed,
-        datasets::ErrorClass::Usage => ErrorClass::Usage,
-        datasets::ErrorClass::Data => ErrorClass::Data,
-        datasets::ErrorClass::Io(kind) => ErrorClass::of_io(kind),
-        datasets::ErrorClass::OfSource => ErrorClass::OfSource,
     }
 }

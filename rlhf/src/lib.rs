@@ -33,4 +33,4 @@ pub mod sums;
 pub mod trainer;
 pub mod whiten;
 
-pub use error::{Error, class_of_rows};
+pub use error::Error;

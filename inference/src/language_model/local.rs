@@ -11,13 +11,13 @@ use sha2::{Digest, Sha256};
 
 use super::encoder::Encoder;
 use super::error::AnswerError;
-use super::reply::Generator;
+use super::reply::ReplyWriter;
 use super::score::Scorer;
 use crate::Error;
 use crate::session::Session;
 
 /// Changes when the same request gets other numbers from a model of this process.
-const ENGINE: &str = "colossal-chat engine 4";
+const ENGINE: &str = "colossal-chat engine 5";
 
 /// A model of this process. Its digest is its name, so its answers cannot be kept: it may be in training.
 pub struct LocalModel<'a> {
@@ -65,7 +65,7 @@ impl LanguageModel for LocalModel<'_> {
         let (model, encoder) = (self.model, &self.encoder);
         let mut respond = || {
             Scorer { model, encoder }.respond(requests, answered, on_responses)?;
-            Generator { model, encoder }.respond(requests, answered, on_responses)
+            ReplyWriter { model, encoder }.respond(requests, answered, on_responses)
         };
         respond().map_err(|error: AnswerError| error.of_model(&self.name))
     }

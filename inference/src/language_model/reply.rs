@@ -1,8 +1,11 @@
-//! The replies of an evaluation, by a model of this process.
+//! The replies of an evaluation, by a model of this process: one generator for all requests.
 //!
 //! A reply ends before the first of its stop strings, and a prompt that leaves no room for the reply loses
-//! tokens on the left. The batches and the draws of a reply depend on the requests alone.
+//! tokens on the left. The draws of a reply depend on its request alone. Its logits depend in their last bits
+//! on what is computed beside it, so the requests are answered in parts that depend on the requests alone:
+//! an evaluation that was broken off does the part again in which it was, and gets the same replies.
 
+use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use eval::request::{OnResponses, Prompt, Request, Response};
@@ -11,17 +14,21 @@ use models::causal_lm::CausalLm;
 use super::encoder::{Encoder, Refusal, is_text};
 use super::error::AnswerError;
 use crate::Error;
-use crate::generate::{self, GenerationOptions, GeneratorOptions, RequestIds};
+use crate::engine;
+use crate::generate::{Completion, GenerationOptions, Generator, GeneratorOptions, RequestIds};
 use crate::request::FinishReason;
 use crate::sample::SamplingParams;
 
-/// The most replies that are generated at once; they are kept together.
+/// The most replies that are generated at once.
 pub const MAX_NUM_SEQS: usize = 64;
-/// The keys and values that the replies of a batch may take, in bytes. Long replies run with fewer at once.
+/// The most replies of a part. At its end fewer and fewer replies are under way, so a part is several times as
+/// long as there are replies at once.
+const PART: usize = 4 * MAX_NUM_SEQS;
+/// The most keys and values of the replies at once, in bytes. Long replies wait until there is room for them.
 const CACHE_BYTES: usize = 4 << 30;
 
-/// Generates replies with a model.
-pub(super) struct Generator<'a> {
+/// Answers the requests for replies.
+pub(super) struct ReplyWriter<'a> {
     pub(super) model: &'a CausalLm,
     pub(super) encoder: &'a Encoder<'a>,
 }
@@ -50,7 +57,7 @@ struct PromptTokens {
     cut: usize,
 }
 
-impl Generator<'_> {
+impl ReplyWriter<'_> {
     /// Answers the requests for replies.
     pub(super) fn respond(
         &self,
@@ -82,15 +89,34 @@ impl Generator<'_> {
             on_responses(refused)?;
         }
 
+        let is_open = |prompt: &PromptTokens| !answered[prompt.request];
+        if !groups.iter().flat_map(|group| &group.prompts).any(is_open) {
+            return Ok(());
+        }
+        let mut generator = Generator::new(self.model, &self.room(&groups))?;
         for PromptGroup { settings, mut prompts } in groups {
             prompts.sort_by(|left, right| right.ids.len().cmp(&left.ids.len()).then_with(|| left.cmp(right)));
-            for chunk in prompts.chunks(MAX_NUM_SEQS) {
-                if chunk.iter().any(|prompt| !answered[prompt.request]) {
-                    on_responses(self.replies(requests, chunk, settings)?)?;
-                }
+            for part in prompts.chunks(PART).filter(|part| part.iter().any(is_open)) {
+                self.write(&mut generator, requests, part, settings, on_responses)?;
             }
         }
         Ok(())
+    }
+
+    /// Room for as many of the longest replies as may be under way, if the keys and values stay within
+    /// [`CACHE_BYTES`], and for one reply at least.
+    fn room(&self, groups: &[PromptGroup]) -> GeneratorOptions<'static> {
+        let longest = |group: &PromptGroup| {
+            let prompt = group.prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
+            prompt + group.settings.max_gen_toks
+        };
+        let longest = groups.iter().map(longest).max().unwrap_or(0);
+        let most = CACHE_BYTES / self.model.decoder().cache_bytes_per_token().max(1);
+        let count: usize = groups.iter().map(|group| group.prompts.len()).sum();
+        let max_num_seqs = count.min(MAX_NUM_SEQS);
+        let cached_tokens =
+            engine::cached_tokens(max_num_seqs, longest).min(most.max(engine::cached_tokens(1, longest)));
+        GeneratorOptions { max_num_seqs, cached_tokens, speculative_tokens: 0, draft: None }
     }
 
     /// The tokens of a prompt, of which the last ones remain if the reply would not fit, and the number of
@@ -111,62 +137,69 @@ impl Generator<'_> {
         Ok((ids.split_off(cut), cut))
     }
 
-    /// The replies that are generated at once, so that their keys and values stay within [`CACHE_BYTES`].
-    fn num_seqs(&self, longest_prompt: usize, max_gen_toks: usize) -> usize {
-        let tokens = (longest_prompt + max_gen_toks).min(self.encoder.max_length);
-        (CACHE_BYTES / (tokens * self.model.decoder().cache_bytes_per_token()).max(1)).clamp(1, MAX_NUM_SEQS)
+    /// Generates the replies to some prompts, each of which goes out once it has ended.
+    fn write(
+        &self,
+        generator: &mut Generator,
+        requests: &[Request],
+        part: &[PromptTokens],
+        settings: ReplySettings,
+        on_responses: &mut OnResponses<'_>,
+    ) -> Result<(), AnswerError> {
+        let tokenizer = self.encoder.tokenizer;
+        let stream = |prompt: &PromptTokens| stream(&requests[prompt.request]);
+        let options = GenerationOptions {
+            sampling: SamplingParams { temperature: settings.temperature, ..SamplingParams::default() },
+            max_new_tokens: settings.max_gen_toks,
+            stop_ids: self.stop_ids(settings.is_chat),
+            seed: 0,
+            request_ids: RequestIds::Given(part.iter().map(stream).collect()),
+        };
+        let prompts: Vec<Vec<i64>> = part.iter().map(|prompt| prompt.ids.clone()).collect();
+
+        let mut watches: Vec<StopWatch<'_>> =
+            part.iter().map(|prompt| StopWatch::new(&requests[prompt.request])).collect();
+        let failed: RefCell<Option<AnswerError>> = RefCell::new(None);
+        let mut on_token = |index: usize, id: i64| {
+            if failed.borrow().is_some() {
+                return ControlFlow::Break(());
+            }
+            watches[index].see(id, |ids| tokenizer.decode(ids, false).unwrap_or_default())
+        };
+        let mut on_reply = |index: usize, completion: &Completion| {
+            let mut failed = failed.borrow_mut();
+            if failed.is_none() {
+                let response = self.response(requests, &part[index], completion);
+                let taken = response.and_then(|response| Ok(on_responses(vec![response])?));
+                *failed = taken.err();
+            }
+        };
+        generator.generate_each(&prompts, &options, &mut on_token, &mut on_reply)?;
+        failed.into_inner().map_or(Ok(()), Err)
     }
 
-    /// Generates the replies to some prompts. The draws of a reply depend on its request alone.
-    fn replies(
-        &self,
-        requests: &[Request],
-        chunk: &[PromptTokens],
-        settings: ReplySettings,
-    ) -> Result<Vec<(usize, Response)>, Error> {
-        let ReplySettings { max_gen_toks, temperature, is_chat } = settings;
+    /// The tokens that end a reply.
+    fn stop_ids(&self, is_chat: bool) -> Vec<i64> {
         let tokenizer = self.encoder.tokenizer;
-        let config = self.model.config();
-        let mut stop_ids = config.eos_token_ids();
+        let mut stop_ids = self.model.config().eos_token_ids();
         stop_ids.extend(tokenizer.eos_id());
         if is_chat {
             stop_ids.extend(tokenizer.stop_ids());
         }
-        let longest = chunk.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
-        let options = GenerationOptions {
-            sampling: SamplingParams { temperature, ..SamplingParams::default() },
-            max_new_tokens: max_gen_toks,
-            stop_ids,
-            seed: 0,
-            request_ids: RequestIds::Given(
-                chunk.iter().map(|prompt| stream(&requests[prompt.request])).collect(),
-            ),
-        };
+        stop_ids
+    }
 
-        let prompts: Vec<Vec<i64>> = chunk.iter().map(|prompt| prompt.ids.clone()).collect();
-        let mut watches: Vec<StopWatch<'_>> =
-            chunk.iter().map(|prompt| StopWatch::new(&requests[prompt.request])).collect();
-        let num_seqs = self.num_seqs(longest, max_gen_toks);
-        let room = GeneratorOptions::for_prompts(self.model, &prompts, max_gen_toks, num_seqs);
-        let completions = generate::generate(self.model, &prompts, &room, &options, &mut |index, id| {
-            watches[index].see(id, |ids| tokenizer.decode(ids, false).unwrap_or_default())
-        })?;
-
-        let mut responses = Vec::with_capacity(chunk.len());
-        for (&PromptTokens { request, cut, .. }, completion) in chunk.iter().zip(completions) {
-            let text = tokenizer.decode(&completion.ids, true)?;
-            let until = until(&requests[request]);
-            responses.push((
-                request,
-                Response::Reply {
-                    text: eval::filter::cut_at_stop(&text, until).to_owned(),
-                    tokens: completion.ids.len(),
-                    ended: completion.finish_reason != FinishReason::Length,
-                    cut,
-                },
-            ));
-        }
-        Ok(responses)
+    /// The answer to a request whose reply has ended.
+    fn response(
+        &self,
+        requests: &[Request],
+        &PromptTokens { request, cut, .. }: &PromptTokens,
+        completion: &Completion,
+    ) -> Result<(usize, Response), AnswerError> {
+        let text = self.encoder.tokenizer.decode(&completion.ids, true).map_err(Error::from)?;
+        let text = eval::filter::cut_at_stop(&text, until(&requests[request])).to_owned();
+        let ended = completion.finish_reason != FinishReason::Length;
+        Ok((request, Response::Reply { text, tokens: completion.ids.len(), ended, cut }))
     }
 }
 
