@@ -171,10 +171,11 @@ impl Generator {
         on_token: &mut TokenCallback<'_>,
         on_reply: &mut ReplyCallback<'_>,
     ) -> Result<Vec<Completion>, Error> {
-        let mut replies = Replies::new(prompts.len(), on_token, on_reply);
+        let mut replies = Replies::new(prompts.len());
         if options.max_new_tokens == 0 {
-            (0..prompts.len()).for_each(|index| replies.end(index, FinishReason::Length));
-            return Ok(replies.completions);
+            let completions = replies.completions;
+            completions.iter().enumerate().for_each(|(index, completion)| on_reply(index, completion));
+            return Ok(completions);
         }
         self.engines.iter_mut().for_each(Engine::forget_prefixes);
         self.add_requests(prompts, options)?;
@@ -184,7 +185,7 @@ impl Generator {
         while self.engines.iter().any(|engine| !engine.is_idle()) {
             for engine in &mut self.engines {
                 engine.finish_step(&mut events)?;
-                replies.take(engine, &mut events)?;
+                replies.take(engine, &mut events, on_token, on_reply)?;
                 engine.begin_step(&mut events)?;
             }
         }
@@ -241,68 +242,98 @@ pub fn generate(
 pub fn complete(
     engine: &mut Engine,
     request: Request,
-    on_token: &mut TokenCallback<'_>,
+    on_token: &mut dyn FnMut(i64) -> ControlFlow<()>,
 ) -> Result<Completion, Error> {
-    engine.add(Request { id: 0, samples: 1, ..request })?;
-    let on_reply = &mut |_: usize, _: &Completion| ();
-    let mut replies = Replies::new(1, on_token, on_reply);
-    let ended = run(engine, &mut replies);
-    engine.abort(0); // There still is a request after an error alone.
-    ended?;
-    Ok(replies.completions.remove(0))
+    let mut reply = SingleReply::begin(engine, request)?;
+    while reply.step(on_token)? {}
+    Ok(reply.completion().clone())
 }
 
-/// Runs an engine until all its requests have ended.
-fn run(engine: &mut Engine, replies: &mut Replies<'_, '_>) -> Result<(), Error> {
-    let mut events = Vec::new();
-    while !engine.is_idle() {
-        engine.step(&mut events)?;
-        replies.take(engine, &mut events)?;
+/// The continuation of one prompt on an engine that works on nothing else and has room for it, step by step.
+#[derive(Debug)]
+pub struct SingleReply<'e> {
+    engine: &'e mut Engine,
+    replies: Replies,
+    events: Vec<Event>,
+}
+
+impl<'e> SingleReply<'e> {
+    /// Adds the request to the engine. Returns an error if its prompt or its sampling is not valid.
+    pub fn begin(engine: &'e mut Engine, request: Request) -> Result<Self, Error> {
+        engine.add(Request { id: 0, samples: 1, ..request })?;
+        Ok(Self { engine, replies: Replies::new(1), events: Vec::new() })
     }
-    Ok(())
+
+    /// Runs a step. Returns whether the reply goes on. The callback gets each new token, and may end the
+    /// reply.
+    pub fn step(&mut self, on_token: &mut dyn FnMut(i64) -> ControlFlow<()>) -> Result<bool, Error> {
+        self.engine.step(&mut self.events)?;
+        let on_token = &mut |_: usize, id: i64| on_token(id);
+        self.replies.take(self.engine, &mut self.events, on_token, &mut |_, _| ())?;
+        Ok(!self.engine.is_idle())
+    }
+
+    /// The reply so far.
+    pub fn completion(&self) -> &Completion {
+        &self.replies.completions[0]
+    }
+}
+
+impl Drop for SingleReply<'_> {
+    /// The engine is left for the next reply, whatever ended this one.
+    fn drop(&mut self) {
+        self.engine.abort(0);
+    }
 }
 
 /// The replies of a batch. The id of a request is the index of its first reply.
-struct Replies<'a, 'b> {
+#[derive(Debug)]
+struct Replies {
     completions: Vec<Completion>,
-    on_token: &'a mut TokenCallback<'b>,
-    on_reply: &'a mut ReplyCallback<'b>,
 }
 
-impl<'a, 'b> Replies<'a, 'b> {
-    fn new(count: usize, on_token: &'a mut TokenCallback<'b>, on_reply: &'a mut ReplyCallback<'b>) -> Self {
-        Self { completions: vec![Completion::empty(); count], on_token, on_reply }
-    }
-
-    /// Notes the end of a reply.
-    fn end(&mut self, index: usize, reason: FinishReason) {
-        self.completions[index].finish_reason = reason;
-        (self.on_reply)(index, &self.completions[index]);
+impl Replies {
+    fn new(count: usize) -> Self {
+        Self { completions: vec![Completion::empty(); count] }
     }
 
     /// Takes the events of a step out of `events`.
-    fn take(&mut self, engine: &mut Engine, events: &mut Vec<Event>) -> Result<(), Error> {
+    fn take(
+        &mut self,
+        engine: &mut Engine,
+        events: &mut Vec<Event>,
+        on_token: &mut TokenCallback<'_>,
+        on_reply: &mut ReplyCallback<'_>,
+    ) -> Result<(), Error> {
         let index_of = |reply: ReplyId| reply.request as usize + reply.sample as usize;
+        let mut end = |completion: &mut Completion, index, reason| {
+            completion.finish_reason = reason;
+            on_reply(index, completion);
+        };
+        let completions = &mut self.completions;
         let mut events = events.drain(..).peekable();
         while let Some(event) = events.next() {
             match event {
                 // A step may give a reply several tokens, of which the caller need not want all.
                 Event::Token { reply, .. } | Event::Finished { reply, .. }
-                    if self.completions[index_of(reply)].finish_reason == FinishReason::Interrupted => {}
+                    if completions[index_of(reply)].finish_reason == FinishReason::Interrupted => {}
                 Event::Token { reply, token, .. } => {
                     let index = index_of(reply);
-                    self.completions[index].push(token);
-                    if (self.on_token)(index, token.id).is_continue() {
+                    completions[index].push(token);
+                    if on_token(index, token.id).is_continue() {
                         continue;
                     }
                     // The last token of a reply ends it before the caller can.
                     let goes_on =
                         |next: &Event| matches!(next, Event::Token { reply: next, .. } if *next == reply);
                     if engine.abort_reply(reply) || events.peek().is_some_and(goes_on) {
-                        self.end(index, FinishReason::Interrupted);
+                        end(&mut completions[index], index, FinishReason::Interrupted);
                     }
                 }
-                Event::Finished { reply, reason } => self.end(index_of(reply), reason),
+                Event::Finished { reply, reason } => {
+                    let index = index_of(reply);
+                    end(&mut completions[index], index, reason);
+                }
                 Event::Failed { request, failure } => return Err(failed(request, failure)),
                 Event::Prompt { .. } => {} // No request here asks for log-probabilities of its prompt.
             }

@@ -185,7 +185,7 @@ fn the_prompt_of_several_samples_is_computed_once() {
 fn a_turn_of_a_chat_computes_its_new_tokens_alone() {
     let model = load("gpt2");
     let mut engine = Engine::new(&model, EngineOptions { sequences: 1, cached_tokens: 32, ..ROOMY }).unwrap();
-    let mut on_token = |_: usize, _: i64| ControlFlow::Continue(());
+    let mut on_token = |_: i64| ControlFlow::Continue(());
     let first = Request { stop_ids: [].into(), ..request(0, &[7; 14], 1, 0.0) };
     let reply = generate::complete(&mut engine, first, &mut on_token).unwrap().ids;
     let before = engine.counts().prefilled;

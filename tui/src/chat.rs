@@ -423,14 +423,12 @@ impl ChatScreen {
         self.transcript.forget(turn);
         let sampling = self.talk.turn(turn).asked.as_ref().map_or(self.sampling, |asked| asked.sampling);
         let messages = self.talk.messages_before(turn);
-        self.effects.push(Effect::Generate(Request {
-            turn,
-            slot,
-            messages,
-            prefix: prefix.clone(),
-            sampling,
-            policy: self.policy,
-        }));
+        let policy = self.policy;
+        let request = Request { turn, slot, messages, prefix: prefix.clone(), sampling, policy };
+        match self.effects.last_mut() {
+            Some(Effect::Generate(requests)) => requests.push(request),
+            _ => self.effects.push(Effect::Generate(vec![request])),
+        }
         if self.running.is_empty() {
             self.progress = Progress::default();
         }

@@ -31,7 +31,9 @@ impl ChatScreen {
                 if self.has(turn) {
                     self.talk.turn_mut(turn).text.push_str(&text);
                     self.transcript.push(turn, &text);
-                    (self.progress.new_tokens, self.progress.rate) = (new_tokens, rate);
+                    if self.is_shown(turn) {
+                        (self.progress.new_tokens, self.progress.rate) = (new_tokens, rate);
+                    }
                 }
             }
             ModelEvent::Finished { turn, statistics } => self.finished(turn, statistics),
@@ -63,12 +65,19 @@ impl ChatScreen {
         turn < self.talk.len()
     }
 
+    /// Whether the progress is that of a turn: of several answers at once, it is that of the first.
+    fn is_shown(&self, turn: TurnId) -> bool {
+        self.running.front().is_none_or(|running| running.turn == turn)
+    }
+
     fn started(&mut self, turn: TurnId, prompt_tokens: u64, dropped: usize) {
         if !self.has(turn) {
             return;
         }
-        (self.progress.prompt_tokens, self.progress.new_tokens, self.progress.rate) =
-            (prompt_tokens, 0, None);
+        if self.is_shown(turn) {
+            (self.progress.prompt_tokens, self.progress.new_tokens, self.progress.rate) =
+                (prompt_tokens, 0, None);
+        }
         if dropped > self.progress.dropped {
             let what = if self.policy == ContextPolicy::Summarize { "summarized" } else { "left out" };
             self.done(format!("the context is full: the oldest {dropped} messages are {what}"));

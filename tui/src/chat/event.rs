@@ -347,8 +347,8 @@ pub enum Effect {
         /// A folder, hub name or address.
         model: String,
     },
-    /// Write an answer. Requests are answered in their order.
-    Generate(Request),
+    /// Write answers, those of different models at once. Those of one model come in their order.
+    Generate(Vec<Request>),
     /// Stop all answers that are asked for.
     Stop,
     /// Use another chat template for the model of a slot.

@@ -104,8 +104,8 @@ impl Harness {
     fn requests(&self) -> Vec<&Request> {
         let mut requests = Vec::new();
         for effect in &self.effects {
-            if let Effect::Generate(request) = effect {
-                requests.push(request);
+            if let Effect::Generate(asked) = effect {
+                requests.extend(asked);
             }
         }
         requests

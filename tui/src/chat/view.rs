@@ -251,9 +251,7 @@ impl ChatScreen {
                 other => other,
             };
             add(text::single_line(words), self.theme.warning);
-        } else if self.running.front().is_some_and(|running| running.turn == id)
-            && self.progress.new_tokens == 0
-        {
+        } else if self.running.iter().any(|running| running.turn == id && running.prefix == turn.text) {
             add("reading".to_owned(), self.theme.dim);
         }
         Line::from(spans)

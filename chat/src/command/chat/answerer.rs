@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use datasets::{Message, Role};
 use inference::engine::{self, Engine, EngineOptions};
-use inference::generate;
+use inference::generate::{self, SingleReply};
 use inference::remote::{RemoteModel, RemoteOptions, is_endpoint};
 use inference::request::{FinishReason, Request};
 use inference::sample::SamplingParams;
@@ -40,6 +40,7 @@ pub(super) struct Question {
 }
 
 /// What happens while an answer is written.
+#[derive(Clone, Copy)]
 pub(super) enum Update<'a> {
     /// The model got a prompt of this many tokens, without the `dropped` oldest messages.
     Started { prompt_tokens: u64, dropped: usize },
@@ -144,14 +145,38 @@ impl Answerer {
         question: &Question,
         listen: &mut Listener<'_>,
     ) -> anyhow::Result<Statistics> {
-        match self {
-            Self::Local { session, engine, summary } => {
-                let prompt = fitting_prompt(session, engine, summary, question, listen)?;
-                write(session, engine, &prompt, question, listen)
-            }
-            Self::Remote(model) => answer_remotely(model, question, listen),
+        match self.begin(question, listen)? {
+            Answer::Local(mut answer) => loop {
+                if let Some(statistics) = answer.step(listen)? {
+                    return Ok(statistics);
+                }
+            },
+            Answer::Remote(model) => answer_remotely(model, question, listen),
         }
     }
+
+    /// Begins an answer, which may be written beside the answers of others.
+    pub(super) fn begin(
+        &mut self,
+        question: &Question,
+        listen: &mut Listener<'_>,
+    ) -> anyhow::Result<Answer<'_>> {
+        Ok(match self {
+            Self::Local { session, engine, summary } => {
+                let prompt = fitting_prompt(session, engine, summary, question, listen)?;
+                Answer::Local(Box::new(LocalAnswer::begin(session, engine, &prompt, question, listen)?))
+            }
+            Self::Remote(model) => Answer::Remote(model),
+        })
+    }
+}
+
+/// An answer that has begun.
+pub(super) enum Answer<'a> {
+    /// It is written step by step.
+    Local(Box<LocalAnswer<'a>>),
+    /// [`answer_remotely`] waits for it.
+    Remote(&'a RemoteModel),
 }
 
 fn needs_local(what: &str, model: &RemoteModel) -> anyhow::Error {
@@ -277,7 +302,7 @@ fn summarized(
         ..Request::new(ids.into(), SamplingParams::greedy())
     };
     let engine = engine.with_room(session, &request)?;
-    let mut listen = |_: usize, _: i64| listen(Update::Piece { text: "", new_tokens: 0, rate: None });
+    let mut listen = |_: i64| listen(Update::Piece { text: "", new_tokens: 0, rate: None });
     let made = generate::complete(engine, request, &mut listen)?;
     anyhow::ensure!(made.finish_reason != FinishReason::Interrupted, "stopped while summarizing");
     let text = tokenizer.decode(&made.ids, true)?.trim().to_owned();
@@ -311,60 +336,84 @@ impl OwnEngine {
     }
 }
 
-/// Generates an answer to a prompt of ids.
-fn write(
-    session: &Session<CausalLm>,
-    engine: &mut OwnEngine,
-    prompt: &Prompt,
-    question: &Question,
-    listen: &mut Listener<'_>,
-) -> anyhow::Result<Statistics> {
-    let sampling = question.sampling;
-    let sampling = SamplingParams {
-        temperature: sampling.temperature,
-        top_k: sampling.top_k,
-        top_p: sampling.top_p,
-        ..SamplingParams::default()
-    };
-    let stop_ids = if question.ignore_eos { Vec::new() } else { session.stop_ids() };
-    let request = Request {
-        seed: question.sampling.seed,
-        max_new_tokens: question.sampling.max_new_tokens,
-        stop_ids: stop_ids.as_slice().into(),
-        ..Request::new(prompt.ids.as_slice().into(), sampling)
-    };
-    let _ = listen(Update::Started { prompt_tokens: prompt.ids.len() as u64, dropped: prompt.dropped });
+/// The answer of a model of this process.
+pub(super) struct LocalAnswer<'a> {
+    reply: SingleReply<'a>,
+    stop_ids: Vec<i64>,
+    stream: Stream<'a>,
+    prompt_tokens: u64,
+    context: u64,
+}
 
-    let mut stream = Stream::new(session, &question.prefix)?;
-    let mut callback = |_: usize, id: i64| {
-        let text = if stop_ids.contains(&id) { Ok(String::new()) } else { stream.decoder.push(id) };
-        stream.count();
-        match text {
-            Ok(text) => listen(stream.piece(&text)),
-            // The engine knows no errors of a callback: this one stops it and is returned below.
-            Err(problem) => {
-                stream.problem.get_or_insert(problem);
-                ControlFlow::Break(())
-            }
-        }
-    };
-    let made = generate::complete(engine.with_room(session, &request)?, request, &mut callback)?;
-
-    let Stream { decoder, problem, clock, .. } = stream;
-    if let Some(problem) = problem {
-        return Err(problem.into());
+impl<'a> LocalAnswer<'a> {
+    /// Begins the answer to a prompt of ids.
+    fn begin(
+        session: &'a Session<CausalLm>,
+        engine: &'a mut OwnEngine,
+        prompt: &Prompt,
+        question: &Question,
+        listen: &mut Listener<'_>,
+    ) -> anyhow::Result<Self> {
+        let sampling = question.sampling;
+        let stop_ids = if question.ignore_eos { Vec::new() } else { session.stop_ids() };
+        let request = Request {
+            seed: sampling.seed,
+            max_new_tokens: sampling.max_new_tokens,
+            stop_ids: stop_ids.as_slice().into(),
+            ..Request::new(
+                prompt.ids.as_slice().into(),
+                SamplingParams {
+                    temperature: sampling.temperature,
+                    top_k: sampling.top_k,
+                    top_p: sampling.top_p,
+                    ..SamplingParams::default()
+                },
+            )
+        };
+        let _ = listen(Update::Started { prompt_tokens: prompt.ids.len() as u64, dropped: prompt.dropped });
+        Ok(Self {
+            stream: Stream::new(session, &question.prefix)?,
+            reply: SingleReply::begin(engine.with_room(session, &request)?, request)?,
+            stop_ids,
+            prompt_tokens: prompt.ids.len() as u64,
+            context: session.model.config().max_positions() as u64,
+        })
     }
-    let rest = decoder.finish()?;
-    let new_tokens = made.ids.len() as u64;
-    let _ = listen(Update::Piece { text: &rest, new_tokens, rate: clock.rate(new_tokens) });
-    let context = session.model.config().max_positions() as u64;
-    Ok(clock.statistics(prompt.ids.len() as u64, new_tokens, context, made.finish_reason))
+
+    /// Writes on for a step. Returns the statistics once the answer has ended.
+    pub(super) fn step(&mut self, listen: &mut Listener<'_>) -> anyhow::Result<Option<Statistics>> {
+        let Self { reply, stop_ids, stream, .. } = self;
+        let mut failed = None;
+        let goes_on = reply.step(&mut |id| {
+            let text = if stop_ids.contains(&id) { Ok(String::new()) } else { stream.decoder.push(id) };
+            stream.count();
+            match text {
+                Ok(text) => listen(stream.piece(&text)),
+                // The engine knows no errors of a callback: this one stops it and is returned below.
+                Err(problem) => {
+                    failed = Some(problem);
+                    ControlFlow::Break(())
+                }
+            }
+        })?;
+        if let Some(problem) = failed {
+            return Err(problem.into());
+        }
+        if goes_on {
+            return Ok(None);
+        }
+
+        let (reply, clock) = (reply.completion(), &stream.clock);
+        let rest = stream.decoder.clone().finish()?;
+        let new_tokens = reply.ids.len() as u64;
+        let _ = listen(Update::Piece { text: &rest, new_tokens, rate: clock.rate(new_tokens) });
+        Ok(Some(clock.statistics(self.prompt_tokens, new_tokens, self.context, reply.finish_reason)))
+    }
 }
 
 /// An answer that is being decoded.
 struct Stream<'a> {
     decoder: datasets::StreamDecoder<'a>,
-    problem: Option<datasets::Error>,
     clock: Clock,
     new_tokens: u64,
 }
@@ -380,7 +429,7 @@ impl<'a> Stream<'a> {
                 decoder.push(id)?;
             }
         }
-        Ok(Self { decoder, problem: None, clock: Clock::start(), new_tokens: 0 })
+        Ok(Self { decoder, clock: Clock::start(), new_tokens: 0 })
     }
 
     fn count(&mut self) {
@@ -431,7 +480,8 @@ impl Clock {
     }
 }
 
-fn answer_remotely(
+/// Asks a model behind an endpoint for an answer.
+pub(super) fn answer_remotely(
     model: &RemoteModel,
     question: &Question,
     listen: &mut Listener<'_>,

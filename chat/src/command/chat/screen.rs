@@ -263,7 +263,7 @@ impl Loop {
 fn model_work(effect: Effect) -> Work {
     match effect {
         Effect::Load { slot, model } => Work::Load { slot, model },
-        Effect::Generate(request) => Work::Generate(request),
+        Effect::Generate(requests) => Work::Generate(requests),
         Effect::Template { slot, template } => Work::Template { slot, template },
         Effect::Score { session, turn, messages, model } => {
             Work::Score { session, turn, messages: to_messages(messages), model }

@@ -1,7 +1,7 @@
 //! The thread that owns the models of a chat screen. Work comes in through a channel, in order; events go out
 //! through another.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,23 +16,42 @@ use inference::session::Session;
 use models::scalar_model::ScalarModel;
 use tui::chat::conversation::{self, TurnId};
 use tui::chat::event::{Against, Event, ModelEvent, Notice, Request, TokenReport};
+use tui::line::Statistics;
 
-use super::answerer::{Answerer, Question, Update};
+use super::answerer::{Answer, Answerer, Question, Update, answer_remotely};
 use super::tokens;
 use crate::exit;
 use crate::session::{self, ModelSource, Speculation};
 use crate::user_folders::{self, HomeError};
 
+const NOT_LOADED: &str = "this model could not be loaded; /model DIR takes another one";
 /// How long the end of the thread is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What the models do.
 pub(super) enum Work {
-    Load { slot: usize, model: String },
-    Generate(Request),
-    Template { slot: usize, template: String },
-    Score { session: String, turn: TurnId, messages: Vec<Message>, model: Option<String> },
-    Tokens { slot: usize, messages: Vec<Message>, against: Against, ends: bool },
+    Load {
+        slot: usize,
+        model: String,
+    },
+    /// Answers of different models are written at once.
+    Generate(Vec<Request>),
+    Template {
+        slot: usize,
+        template: String,
+    },
+    Score {
+        session: String,
+        turn: TurnId,
+        messages: Vec<Message>,
+        model: Option<String>,
+    },
+    Tokens {
+        slot: usize,
+        messages: Vec<Message>,
+        against: Against,
+        ends: bool,
+    },
     Prompt(Request),
 }
 
@@ -120,26 +139,14 @@ struct Models {
 impl Models {
     fn run(&mut self, work: &Receiver<(u64, Work)>) {
         for (number, work) in work {
-            let turn = match &work {
-                Work::Generate(request) => Some(request.turn),
-                _ => None,
-            };
             let slot = match &work {
                 Work::Load { slot, .. } => Some(*slot),
                 _ => None,
             };
-
-            // A panic, for instance about a full budget, must not take the conversation with it.
-            let error = match catch_unwind(AssertUnwindSafe(|| self.work(number, work))) {
-                Ok(Ok(())) => continue,
-                Ok(Err(error)) => exit::text(&error),
-                Err(panic) => exit::panic_text(exit::panic_message(panic.as_ref())),
-            };
-
-            let event = match (turn, slot) {
-                (Some(turn), _) => Event::Model(ModelEvent::Failed { turn, error }),
-                (None, Some(slot)) => Event::Model(ModelEvent::LoadFailed { slot, error }),
-                (None, None) => Event::Text { title: "this did not work".to_owned(), text: error },
+            let Err(error) = guarded(|| self.work(number, work)) else { continue };
+            let event = match slot {
+                Some(slot) => Event::Model(ModelEvent::LoadFailed { slot, error }),
+                None => Event::Text { title: "this did not work".to_owned(), text: error },
             };
             if self.events.send(event).is_err() {
                 return;
@@ -159,7 +166,10 @@ impl Models {
     fn work(&mut self, number: u64, work: Work) -> anyhow::Result<()> {
         match work {
             Work::Load { slot, model } => self.load(slot, &model),
-            Work::Generate(request) => self.generate(number, request),
+            Work::Generate(requests) => {
+                self.generate(number, requests);
+                Ok(())
+            }
             Work::Template { slot, template } => {
                 self.answerer(slot)?.set_template(&template)?;
                 self.notice("the template holds from the next answer on");
@@ -185,8 +195,7 @@ impl Models {
     }
 
     fn answerer(&mut self, slot: usize) -> anyhow::Result<&mut Answerer> {
-        let missing = "this model could not be loaded; /model DIR takes another one";
-        self.answerers.get_mut(&slot).map(|(_, answerer)| answerer).context(missing)
+        self.answerers.get_mut(&slot).map(|(_, answerer)| answerer).context(NOT_LOADED)
     }
 
     fn source(&self, model: &str) -> Result<ModelSource, HomeError> {
@@ -208,35 +217,66 @@ impl Models {
         Question { messages: to_messages(messages), prefix, sampling, policy, ignore_eos }
     }
 
-    fn generate(&mut self, number: u64, request: Request) -> anyhow::Result<()> {
-        let (turn, slot) = (request.turn, request.slot);
-        let question = self.question(request);
-        let stopped = Arc::clone(&self.stopped);
-        let is_stopped = move || stopped.load(Ordering::SeqCst) >= number;
-        let events = self.events.clone();
-        let mut listen = |update: Update<'_>| {
-            let event = match update {
-                Update::Started { prompt_tokens, dropped } => {
-                    Event::Model(ModelEvent::Started { turn, prompt_tokens, dropped })
-                }
-                Update::Piece { text, new_tokens, rate } => {
-                    Event::Model(ModelEvent::Piece { turn, text: text.to_owned(), new_tokens, rate })
-                }
-                Update::Notice(text) => Event::Notice(Notice::done(text)),
-            };
-            if events.send(event).is_err() || is_stopped() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        };
-        // An answer that was stopped before it began is not begun.
-        if listen(Update::Piece { text: "", new_tokens: 0, rate: None }).is_break() {
-            anyhow::bail!("stopped before it began");
+    /// Writes answers: those of different models at once, and those of one model in their order.
+    fn generate(&mut self, number: u64, requests: Vec<Request>) {
+        let mut left = requests;
+        while !left.is_empty() {
+            let mut slots = BTreeSet::new();
+            let (now, later): (Vec<Request>, Vec<Request>) =
+                left.into_iter().partition(|request| slots.insert(request.slot));
+            self.write_at_once(number, now);
+            left = later;
         }
-        let statistics = self.answerer(slot)?.answer(&question, &mut listen)?;
-        self.tell(ModelEvent::Finished { turn, statistics });
-        Ok(())
+    }
+
+    /// Writes the answers of different models. Models of this process take turns, a step each, and each
+    /// endpoint is waited for by a thread of its own.
+    fn write_at_once(&mut self, number: u64, requests: Vec<Request>) {
+        let asked: Vec<(usize, TurnId, Question)> = requests
+            .into_iter()
+            .map(|request| (request.slot, request.turn, self.question(request)))
+            .collect();
+        let (events, stopped) = (&self.events, &self.stopped);
+        let mut answerers: BTreeMap<usize, &mut Answerer> =
+            self.answerers.iter_mut().map(|(&slot, (_, answerer))| (slot, answerer)).collect();
+
+        std::thread::scope(|scope| {
+            let mut writing = Vec::new();
+            for (slot, turn, question) in &asked {
+                let writer = Writer { turn: *turn, number, events: events.clone(), stopped };
+                let answerer = answerers.remove(slot).context(NOT_LOADED);
+                let begin = || {
+                    // An answer that was stopped before it began is not begun.
+                    let is_stopped =
+                        writer.tell(Update::Piece { text: "", new_tokens: 0, rate: None }).is_break();
+                    anyhow::ensure!(!is_stopped, "stopped before it began");
+                    answerer?.begin(question, &mut |update| writer.tell(update))
+                };
+                match guarded(begin) {
+                    Ok(Answer::Local(answer)) => writing.push((writer, answer)),
+                    Ok(Answer::Remote(model)) => {
+                        scope.spawn(move || {
+                            let outcome = guarded(|| {
+                                answer_remotely(model, question, &mut |update| writer.tell(update))
+                            });
+                            writer.end(outcome);
+                        });
+                    }
+                    Err(error) => writer.end(Err(error)),
+                }
+            }
+            while !writing.is_empty() {
+                writing.retain_mut(|(writer, answer)| {
+                    match guarded(|| answer.step(&mut |update| writer.tell(update))).transpose() {
+                        None => true,
+                        Some(outcome) => {
+                            writer.end(outcome);
+                            false
+                        }
+                    }
+                });
+            }
+        });
     }
 
     fn score(&mut self, messages: &[Message], model: Option<String>) -> anyhow::Result<f64> {
@@ -283,6 +323,56 @@ impl Models {
     }
 }
 
+/// Passes an answer on to the screen, until it is stopped.
+struct Writer<'a> {
+    turn: TurnId,
+    /// The number of the piece of work that asks for the answer.
+    number: u64,
+    events: Sender<Event>,
+    stopped: &'a AtomicU64,
+}
+
+impl Writer<'_> {
+    fn tell(&self, update: Update<'_>) -> ControlFlow<()> {
+        let turn = self.turn;
+        let event = match update {
+            Update::Started { prompt_tokens, dropped } => {
+                Event::Model(ModelEvent::Started { turn, prompt_tokens, dropped })
+            }
+            Update::Piece { text, new_tokens, rate } => {
+                Event::Model(ModelEvent::Piece { turn, text: text.to_owned(), new_tokens, rate })
+            }
+            Update::Notice(text) => Event::Notice(Notice::done(text)),
+        };
+        let is_stopped = self.stopped.load(Ordering::SeqCst) >= self.number;
+        if self.events.send(event).is_err() || is_stopped {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    }
+
+    fn end(&self, outcome: Result<Statistics, String>) {
+        let turn = self.turn;
+        let event = match outcome {
+            Ok(statistics) => ModelEvent::Finished { turn, statistics },
+            Err(error) => ModelEvent::Failed { turn, error },
+        };
+        // Without a screen there is nobody to tell.
+        let _ = self.events.send(Event::Model(event));
+    }
+}
+
+/// What `work` returns, or the text of its error. A panic, for instance about a full budget, must not take
+/// the conversation with it.
+fn guarded<T>(work: impl FnOnce() -> anyhow::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(exit::text(&error)),
+        Err(panic) => Err(exit::panic_text(exit::panic_message(panic.as_ref()))),
+    }
+}
+
 /// The messages of a screen as rows of data have them.
 pub(super) fn to_messages(messages: Vec<(conversation::Role, String)>) -> Vec<Message> {
     let role = |role| match role {
@@ -291,4 +381,125 @@ pub(super) fn to_messages(messages: Vec<(conversation::Role, String)>) -> Vec<Me
         conversation::Role::Assistant => Role::Assistant,
     };
     messages.into_iter().map(|(of, text)| Message::new(role(of), text)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use datasets::{Tokenizer, TrainOptions};
+    use models::causal_lm::CausalLm;
+    use models::config::Config;
+    use tch::{Device, Kind};
+    use tui::chat::event::{ContextPolicy, Sampling};
+
+    use super::*;
+    use crate::config::DeviceSetting;
+    use crate::config::section::Dtype;
+    use crate::model_folder;
+
+    /// What happened to the answer of a turn.
+    type TurnEvent = (TurnId, &'static str);
+
+    const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8,
+        "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "vocab_size": 300, "max_position_embeddings": 64, "rms_norm_eps": 1e-6}"#;
+
+    fn save_model(folder: &Path) {
+        let options = TrainOptions { vocab_size: 300, ..TrainOptions::default() };
+        let tokenizer = Tokenizer::train(["good day".to_owned()].into_iter(), &options).unwrap();
+        let mut config = Config::from_json(LLAMA, "test").unwrap();
+        config.set("vocab_size", tokenizer.vocab_size().into()).unwrap();
+        let options = model_folder::frozen_options(Kind::Float, Device::Cpu);
+        fs::create_dir(folder).unwrap();
+        CausalLm::random(config, 3, &options).unwrap().save(folder).unwrap();
+        tokenizer.save(folder).unwrap();
+    }
+
+    fn worker() -> Worker {
+        let template = Some("{% for message in messages %}{{ message.content }}{% endfor %}".to_owned());
+        let (model, dtype, device) = (String::new(), Dtype::Float32, DeviceSetting::Cpu);
+        Worker::start(WorkerSetup {
+            model: ModelSource { model, dtype, device, template },
+            speculation: Speculation::default(),
+            reward_model: None,
+            reference: None,
+            ignore_eos: true,
+        })
+        .unwrap()
+    }
+
+    fn request(turn: TurnId, slot: usize) -> Request {
+        let sampling =
+            Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, max_new_tokens: 9, seed: turn as u64 };
+        let messages = vec![(conversation::Role::User, "good day".to_owned())];
+        Request { turn, slot, messages, prefix: String::new(), sampling, policy: ContextPolicy::Stop }
+    }
+
+    /// The events of some answers until all have ended: pieces and ends by turn, in their order, and the
+    /// errors of the turns that failed.
+    fn events(worker: &Worker, answers: usize) -> (Vec<TurnEvent>, Vec<(TurnId, String)>) {
+        let (mut seen, mut failed, mut ended) = (Vec::new(), Vec::new(), 0);
+        while ended < answers {
+            let Event::Model(event) = worker.events.recv_timeout(Duration::from_secs(60)).unwrap() else {
+                continue;
+            };
+            match event {
+                ModelEvent::Piece { turn, new_tokens: 1.., .. } => seen.push((turn, "piece")),
+                ModelEvent::Finished { turn, statistics } => {
+                    assert_eq!(statistics.new_tokens, 9);
+                    seen.push((turn, "end"));
+                    ended += 1;
+                }
+                ModelEvent::Failed { turn, error } => {
+                    failed.push((turn, error));
+                    ended += 1;
+                }
+                ModelEvent::LoadFailed { error, .. } => panic!("{error}"),
+                _ => {}
+            }
+        }
+        (seen, failed)
+    }
+
+    #[test]
+    fn different_models_answer_at_once_and_one_model_in_its_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut worker = worker();
+        for slot in 0..2 {
+            let model = folder.path().join(format!("m{slot}"));
+            save_model(&model);
+            worker.send(Work::Load { slot, model: model.display().to_string() }).unwrap();
+        }
+        // Slot 7 has no model, which the others do not feel.
+        let requests = vec![request(10, 0), request(11, 1), request(12, 7), request(13, 0)];
+        worker.send(Work::Generate(requests)).unwrap();
+        let (seen, failed) = events(&worker, 4);
+
+        assert_eq!(failed, [(12, NOT_LOADED.to_owned())]);
+        let place = |wanted: (TurnId, &str)| seen.iter().position(|event| *event == wanted).unwrap();
+        assert!(place((11, "piece")) < place((10, "end")), "{seen:?}");
+        assert!(place((10, "piece")) < place((11, "end")), "{seen:?}");
+        assert!(place((13, "piece")) > place((10, "end")), "{seen:?}");
+        assert!(worker.end());
+    }
+
+    #[test]
+    fn a_stop_ends_all_answers_and_the_next_one_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut worker = worker();
+        let model = folder.path().join("m");
+        save_model(&model);
+        worker.send(Work::Load { slot: 0, model: model.display().to_string() }).unwrap();
+        worker.newest += 1;
+        worker.stop();
+        worker.newest -= 1;
+        worker.send(Work::Generate(vec![request(1, 0), request(2, 0)])).unwrap();
+        worker.send(Work::Generate(vec![request(3, 0)])).unwrap();
+        let (seen, failed) = events(&worker, 3);
+        assert_eq!(failed.iter().map(|(turn, _)| *turn).collect::<Vec<_>>(), [1, 2]);
+        assert!(failed.iter().all(|(_, error)| error.contains("stopped before it began")), "{failed:?}");
+        assert!(seen.iter().all(|(turn, _)| *turn == 3) && seen.ends_with(&[(3, "end")]), "{seen:?}");
+    }
 }
