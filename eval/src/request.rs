@@ -141,7 +141,7 @@ pub trait LanguageModel {
 
     /// Answers requests in batches of its choice. A batch depends on `requests` alone, never on `answered`, so
     /// that an evaluation that was broken off gets the same numbers; a batch whose requests are all
-    /// `answered` is left out. `on_responses` gets each batch as soon as it is done.
+    /// `answered` is left out. `on_responses` gets the answers of a batch as soon as it is done, or one by one.
     fn respond(
         &mut self,
         requests: &[Request],

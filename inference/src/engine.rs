@@ -45,8 +45,6 @@ pub struct EngineOptions {
     /// (speculative decoding): from what the reply repeats, or by a draft model. Replies stay the same.
     /// vLLM: `num_speculative_tokens`.
     pub speculative_tokens: usize,
-    /// How many engines share the budget of device memory.
-    pub engines: usize,
 }
 
 /// What an engine works on at the moment.
@@ -78,11 +76,11 @@ impl Room {
     fn find(decoder: &Decoder, options: &EngineOptions) -> Result<Self, Error> {
         let wanted = options.cached_tokens.div_ceil(PAGE_SIZE).max(1);
         let within = |tokens| decoder.pages_within_budget(PAGE_SIZE, tokens, options.sequences);
-        if within(0)?.is_none_or(|pages| pages / options.engines >= wanted) {
+        if within(0)?.is_none_or(|pages| pages >= wanted) {
             return Ok(Self { num_pages: wanted, batched_tokens: options.batched_tokens });
         }
         let batched_tokens = options.batched_tokens.min(SMALL_STEP);
-        let pages = within(batched_tokens)?.map_or(wanted, |pages| pages / options.engines);
+        let pages = within(batched_tokens)?.unwrap_or(wanted);
         Ok(Self { num_pages: pages.clamp(1, wanted), batched_tokens })
     }
 }
@@ -114,26 +112,53 @@ impl Engine {
     /// An engine over the weights of `model`, which it shares.
     pub fn new(model: &CausalLm, options: EngineOptions) -> Result<Self, Error> {
         let model = model.for_decoding()?;
-        let Room { num_pages, batched_tokens } = Room::find(model.decoder(), &options)?;
+        let room = Room::find(model.decoder(), &options)?;
+        Ok(Self::with_room(model, &options, &room))
+    }
+
+    /// As many engines over the same weights as there are `stages`, of which each has its share of the
+    /// sequences and pages. There are fewer if one of them could not hold a sequence of `longest` tokens.
+    pub(crate) fn of_stages(
+        model: &CausalLm,
+        options: &EngineOptions,
+        stages: usize,
+        longest: usize,
+    ) -> Result<Vec<Self>, Error> {
+        let model = model.for_decoding()?;
+        let Room { num_pages, batched_tokens } = Room::find(model.decoder(), options)?;
+        let needed = longest.div_ceil(PAGE_SIZE);
+        let least_share = |count: usize| num_pages * (options.sequences / count) / options.sequences;
+        let holds_sequence = |&count: &usize| least_share(count) >= needed;
+        let count = (1..=stages.min(options.sequences)).rev().find(holds_sequence).unwrap_or(1);
+        let engine = |index: usize| {
+            // The first engines have a sequence more if the division has a rest.
+            let sequences = options.sequences / count + usize::from(index < options.sequences % count);
+            let room = Room { num_pages: num_pages * sequences / options.sequences, batched_tokens };
+            Ok(Self::with_room(model.share()?, &EngineOptions { sequences, ..*options }, &room))
+        };
+        (0..count).map(engine).collect()
+    }
+
+    fn with_room(model: CausalLm, options: &EngineOptions, room: &Room) -> Self {
         let mut pages = PageTable::new(PAGE_SIZE);
-        pages.grow(num_pages);
+        pages.grow(room.num_pages);
         let limits = Limits {
-            batched_tokens,
+            batched_tokens: room.batched_tokens,
             sequences: options.sequences.max(1),
             positions: model.config().max_positions() as usize,
             splits_prompts: model.decoder().can_continue_rows(),
             speculative_tokens: options.speculative_tokens,
         };
-        Ok(Self {
-            cache: model.decoder().cache(num_pages, PAGE_SIZE),
-            scheduler: Scheduler::new(limits, options.order, pages),
+        Self {
+            cache: model.decoder().cache(room.num_pages, PAGE_SIZE),
             ranks: Ranks::new(model.decoder()),
             model,
+            scheduler: Scheduler::new(limits, options.order, pages),
             sampler: Sampler::default(),
             draft: None,
             sends: PendingSends::default(),
             begun: None,
-        })
+        }
     }
 
     /// Lets a smaller model guess the tokens of replies; without one, they are guessed from what a reply
@@ -221,6 +246,11 @@ impl Engine {
         self.model = model.for_decoding()?;
         self.scheduler.suspend();
         Ok(())
+    }
+
+    /// The most replies that are under way at once.
+    pub(crate) fn sequences(&self) -> usize {
+        self.scheduler.limits().sequences
     }
 
     /// Forgets what the pages of ended requests hold, so that the replies to come depend on their requests

@@ -76,7 +76,8 @@ pub enum Error {
     DraftRecomputesRows,
     /// A draft model guesses for a model of several ranks.
     #[error(
-        "the model is split over ranks, and a draft model guesses for a whole model alone: leave the draft out, and          tokens are guessed from what a reply repeats"
+        "the model is split over ranks, and a draft model guesses for a whole model alone: leave the draft out, and \
+         tokens are guessed from what a reply repeats"
     )]
     DraftOfSplitModel,
     /// Logits are not finite.

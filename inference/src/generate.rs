@@ -34,10 +34,12 @@ pub struct GenerationOptions {
 /// What a [`Generator`] has room for.
 #[derive(Clone, Copy, Debug)]
 pub struct GeneratorOptions<'a> {
-    /// The maximum number of replies that are generated at the same time.
+    /// The maximum number of replies that are generated at the same time, at least one.
     pub max_num_seqs: usize,
-    /// The number of tokens for which the KV cache has room, if a budget of device memory allows it.
-    pub cached_tokens: usize,
+    /// The maximum number of tokens of a prompt with its reply.
+    pub longest: usize,
+    /// The most tokens for which the KV cache has room, if a single reply needs no more.
+    pub most_cached_tokens: usize,
     /// How many tokens of each reply are guessed in a step ([`EngineOptions::speculative_tokens`]).
     pub speculative_tokens: usize,
     /// The model that guesses them, if it is not the reply itself.
@@ -53,10 +55,18 @@ impl GeneratorOptions<'_> {
         max_num_seqs: usize,
     ) -> Self {
         let longest = prompts.iter().map(|prompt| prompt.len().saturating_add(max_new_tokens)).max();
-        let longest = longest.unwrap_or(0).min(model.config().max_positions() as usize);
-        let max_num_seqs = prompts.len().min(max_num_seqs).max(1);
-        let cached_tokens = engine::cached_tokens(max_num_seqs, longest);
-        Self { max_num_seqs, cached_tokens, speculative_tokens: 0, draft: None }
+        Self {
+            max_num_seqs: prompts.len().min(max_num_seqs).max(1),
+            longest: longest.unwrap_or(0).min(model.config().max_positions() as usize),
+            most_cached_tokens: usize::MAX,
+            speculative_tokens: 0,
+            draft: None,
+        }
+    }
+
+    fn cached_tokens(&self) -> usize {
+        let one = engine::cached_tokens(1, self.longest);
+        engine::cached_tokens(self.max_num_seqs, self.longest).min(self.most_cached_tokens.max(one))
     }
 }
 
@@ -113,54 +123,48 @@ impl Completion {
 /// Token streaming: called with the prompt's index and each new token. Returning `Break` ends that reply.
 pub type TokenCallback<'a> = dyn FnMut(usize, i64) -> ControlFlow<()> + 'a;
 
-/// Called with the index of a prompt and its reply, once that has ended.
-pub type ReplyCallback<'a> = dyn FnMut(usize, &Completion) + 'a;
+/// Called with the index of a prompt and its reply, once that has ended. Returning `Break` ends all replies.
+pub type ReplyCallback<'a> = dyn FnMut(usize, &Completion) -> ControlFlow<()> + 'a;
 
 /// A model that generates the replies to one batch of prompts after the other.
 #[derive(Debug)]
 pub struct Generator {
-    /// One for each stage of a pipeline, if there are as many replies at the same time.
+    /// One for each stage of a pipeline, if they have replies and pages enough. With several stages on a rank
+    /// there is one engine: such a rank waits for the others in the middle of a step.
     engines: Vec<Engine>,
-    /// The most replies of an engine at the same time.
-    sequences: usize,
 }
 
 impl Generator {
     /// Makes the KV cache for the replies of a model. All ranks that share the model call this, and
-    /// [`generate`](Self::generate), with the same arguments.
+    /// [`generate`](Self::generate), with the same arguments and callbacks that decide alike.
     pub fn new(model: &CausalLm, options: &GeneratorOptions<'_>) -> Result<Self, Error> {
-        let max_num_seqs = options.max_num_seqs.max(1);
-        let stages = model.decoder().pipeline().map_or(1, |pipeline| pipeline.group().size());
-        let engines = stages.min(max_num_seqs);
-        let sequences = max_num_seqs.div_ceil(engines);
+        let pipeline = model.decoder().pipeline().filter(|pipeline| pipeline.has_one_stage_per_rank());
+        let stages = pipeline.map_or(1, |pipeline| pipeline.group().size());
         let engine_options = EngineOptions {
-            sequences,
-            cached_tokens: options.cached_tokens.div_ceil(engines),
+            sequences: options.max_num_seqs,
+            cached_tokens: options.cached_tokens(),
             batched_tokens: engine::BATCHED_TOKENS,
             order: Order::Arrival,
             speculative_tokens: options.speculative_tokens,
-            engines,
         };
-        let engine = |_| {
-            let engine = Engine::new(model, engine_options)?;
-            match options.draft {
-                Some(draft) => engine.with_draft(draft),
-                None => Ok(engine),
-            }
+        let engines = Engine::of_stages(model, &engine_options, stages, options.longest)?;
+        let with_draft = |engine: Engine| match options.draft {
+            Some(draft) => engine.with_draft(draft),
+            None => Ok(engine),
         };
-        Ok(Self { engines: (0..engines).map(engine).collect::<Result<_, Error>>()?, sequences })
+        Ok(Self { engines: engines.into_iter().map(with_draft).collect::<Result<_, Error>>()? })
     }
 
     /// Generates one reply per prompt, in the order of the prompts. A prompt that comes several times in a
     /// row is computed once. The replies depend on the arguments alone: nothing is left of the batches
-    /// before. After an error, the generator is of no use any more.
+    /// before.
     pub fn generate(
         &mut self,
         prompts: &[Vec<i64>],
         options: &GenerationOptions,
         on_token: &mut TokenCallback<'_>,
     ) -> Result<Vec<Completion>, Error> {
-        self.generate_each(prompts, options, on_token, &mut |_, _| ())
+        self.generate_each(prompts, options, on_token, &mut |_, _| ControlFlow::Continue(()))
     }
 
     /// Like [`generate`](Self::generate), and also passes on each reply as soon as it has ended.
@@ -173,23 +177,51 @@ impl Generator {
     ) -> Result<Vec<Completion>, Error> {
         let mut replies = Replies::new(prompts.len());
         if options.max_new_tokens == 0 {
-            let completions = replies.completions;
-            completions.iter().enumerate().for_each(|(index, completion)| on_reply(index, completion));
-            return Ok(completions);
+            let mut ended = replies.completions.iter().enumerate();
+            let _ = ended.try_for_each(|(index, completion)| on_reply(index, completion));
+            return Ok(replies.completions);
         }
         self.engines.iter_mut().for_each(Engine::forget_prefixes);
-        self.add_requests(prompts, options)?;
+        let added = self.add_requests(prompts, options);
+        let outcome = added.and_then(|()| self.run(&mut replies, on_token, on_reply));
+        if !matches!(outcome, Ok(ControlFlow::Continue(()))) {
+            self.end_all(prompts.len());
+        }
+        outcome.map(|_| replies.completions)
+    }
+
+    /// Runs the engines until all replies have ended, or until the caller wants no more.
+    fn run(
+        &mut self,
+        replies: &mut Replies,
+        on_token: &mut TokenCallback<'_>,
+        on_reply: &mut ReplyCallback<'_>,
+    ) -> Result<ControlFlow<()>, Error> {
         let mut events = Vec::new();
         // Each engine's next step begins as soon as its last one has ended, while the steps of the others
         // are under way on other stages.
         while self.engines.iter().any(|engine| !engine.is_idle()) {
             for engine in &mut self.engines {
                 engine.finish_step(&mut events)?;
-                replies.take(engine, &mut events, on_token, on_reply)?;
+                if replies.take(engine, &mut events, on_token, on_reply)?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
                 engine.begin_step(&mut events)?;
+                // A request may have failed before its step.
+                let _ = replies.take(engine, &mut events, on_token, on_reply)?;
             }
         }
-        Ok(replies.completions)
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Ends all replies of a batch of `count`. The steps that have begun end first, because other ranks have
+    /// sent their messages.
+    fn end_all(&mut self, count: usize) {
+        for engine in &mut self.engines {
+            // The error that ends the batch is the first one.
+            let _ = engine.finish_step(&mut Vec::new());
+            (0..count as u64).for_each(|request| _ = engine.abort(request));
+        }
     }
 
     /// Adds the prompts as requests, of which none has more samples than an engine has replies. Equal
@@ -202,7 +234,8 @@ impl Generator {
             prompts[left] == prompts[right] && stream(left).checked_add(1) == Some(stream(right))
         };
         let indices: Vec<usize> = (0..prompts.len()).collect();
-        let groups = indices.chunk_by(are_samples).flat_map(|group| group.chunks(self.sequences));
+        let fewest = self.engines.iter().map(Engine::sequences).min().expect("there is an engine");
+        let groups = indices.chunk_by(are_samples).flat_map(|group| group.chunks(fewest));
 
         let stop_ids: Arc<[i64]> = options.stop_ids.as_slice().into();
         let engines = self.engines.len();
@@ -269,7 +302,8 @@ impl<'e> SingleReply<'e> {
     pub fn step(&mut self, on_token: &mut dyn FnMut(i64) -> ControlFlow<()>) -> Result<bool, Error> {
         self.engine.step(&mut self.events)?;
         let on_token = &mut |_: usize, id: i64| on_token(id);
-        self.replies.take(self.engine, &mut self.events, on_token, &mut |_, _| ())?;
+        let on_reply = &mut |_: usize, _: &Completion| ControlFlow::Continue(());
+        let _ = self.replies.take(self.engine, &mut self.events, on_token, on_reply)?;
         Ok(!self.engine.is_idle())
     }
 
@@ -297,48 +331,48 @@ impl Replies {
         Self { completions: vec![Completion::empty(); count] }
     }
 
-    /// Takes the events of a step out of `events`.
+    /// Takes the events of a step out of `events`. Returns `Break` if the caller wants no more replies.
     fn take(
         &mut self,
         engine: &mut Engine,
         events: &mut Vec<Event>,
         on_token: &mut TokenCallback<'_>,
         on_reply: &mut ReplyCallback<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<ControlFlow<()>, Error> {
         let index_of = |reply: ReplyId| reply.request as usize + reply.sample as usize;
-        let mut end = |completion: &mut Completion, index, reason| {
-            completion.finish_reason = reason;
-            on_reply(index, completion);
-        };
-        let completions = &mut self.completions;
         let mut events = events.drain(..).peekable();
         while let Some(event) = events.next() {
-            match event {
+            let (index, reason) = match event {
                 // A step may give a reply several tokens, of which the caller need not want all.
                 Event::Token { reply, .. } | Event::Finished { reply, .. }
-                    if completions[index_of(reply)].finish_reason == FinishReason::Interrupted => {}
+                    if self.completions[index_of(reply)].finish_reason == FinishReason::Interrupted =>
+                {
+                    continue;
+                }
                 Event::Token { reply, token, .. } => {
                     let index = index_of(reply);
-                    completions[index].push(token);
+                    self.completions[index].push(token);
                     if on_token(index, token.id).is_continue() {
                         continue;
                     }
                     // The last token of a reply ends it before the caller can.
                     let goes_on =
                         |next: &Event| matches!(next, Event::Token { reply: next, .. } if *next == reply);
-                    if engine.abort_reply(reply) || events.peek().is_some_and(goes_on) {
-                        end(&mut completions[index], index, FinishReason::Interrupted);
+                    if !engine.abort_reply(reply) && !events.peek().is_some_and(goes_on) {
+                        continue;
                     }
+                    (index, FinishReason::Interrupted)
                 }
-                Event::Finished { reply, reason } => {
-                    let index = index_of(reply);
-                    end(&mut completions[index], index, reason);
-                }
+                Event::Finished { reply, reason } => (index_of(reply), reason),
                 Event::Failed { request, failure } => return Err(failed(request, failure)),
-                Event::Prompt { .. } => {} // No request here asks for log-probabilities of its prompt.
+                Event::Prompt { .. } => continue, // No request here asks for log-probabilities of its prompt.
+            };
+            self.completions[index].finish_reason = reason;
+            if on_reply(index, &self.completions[index]).is_break() {
+                return Ok(ControlFlow::Break(()));
             }
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use inference::Error;
 use inference::engine::{self, Engine, EngineOptions};
 use inference::generate::{self, Completion, GenerationOptions, Generator, GeneratorOptions, RequestIds};
 use inference::request::{Event, Failure, FinishReason, ReplyId, Request};
@@ -49,7 +50,6 @@ const ROOMY: EngineOptions = EngineOptions {
     batched_tokens: 64,
     order: Order::Arrival,
     speculative_tokens: 0,
-    engines: 1,
 };
 
 /// The folder of a golden model.
@@ -399,7 +399,8 @@ fn a_generator_writes_each_batch_as_if_it_were_the_first() {
     let batches = [(prompts(5, 20), 0.0), (prompts(9, 20), 1.0)];
     let room = GeneratorOptions {
         max_num_seqs: 4,
-        cached_tokens: engine::cached_tokens(2, 30),
+        longest: 30,
+        most_cached_tokens: engine::cached_tokens(2, 30),
         speculative_tokens: 0,
         draft: None,
     };
@@ -407,7 +408,10 @@ fn a_generator_writes_each_batch_as_if_it_were_the_first() {
     let mut generator = Generator::new(&model, &room).unwrap();
     for (prompts, temperature) in &batches {
         let mut ended: Vec<(usize, Completion)> = Vec::new();
-        let mut on_reply = |index: usize, reply: &Completion| ended.push((index, reply.clone()));
+        let mut on_reply = |index: usize, reply: &Completion| {
+            ended.push((index, reply.clone()));
+            ControlFlow::Continue(())
+        };
         let options = options(*temperature);
         let replies = generator.generate_each(prompts, &options, on_token, &mut on_reply).unwrap();
         let first = generate::generate(&model, prompts, &room, &options, on_token).unwrap();
@@ -416,6 +420,41 @@ fn a_generator_writes_each_batch_as_if_it_were_the_first() {
         assert_eq!(ended, replies.into_iter().enumerate().collect::<Vec<_>>());
     }
     assert!(generator.counts().preempted > 0);
+}
+
+#[test]
+fn a_batch_may_fail_or_be_ended_and_the_next_one_is_whole() {
+    let model = load("neox");
+    let options = |max_new_tokens| GenerationOptions {
+        sampling: SamplingParams::greedy(),
+        max_new_tokens,
+        stop_ids: Vec::new(),
+        seed: 0,
+        request_ids: RequestIds::From(0),
+    };
+    // One page. The last reply outgrows it, and nothing else is left to compute.
+    let room = GeneratorOptions {
+        max_num_seqs: 1,
+        longest: 16,
+        most_cached_tokens: usize::MAX,
+        speculative_tokens: 0,
+        draft: None,
+    };
+    let on_token = &mut |_: usize, _: i64| ControlFlow::Continue(());
+    let mut generator = Generator::new(&model, &room).unwrap();
+    let prompts = prompts(4, 9);
+    let whole = generator.generate(&prompts, &options(4), on_token).unwrap();
+    let error = generator.generate(&prompts[..1], &options(20), on_token).unwrap_err();
+    assert!(matches!(error, Error::NoRoom { index: 0, needed: 2, pages: 1 }), "{error}");
+
+    let mut ended = Vec::new();
+    let mut on_reply = |index: usize, _: &Completion| {
+        ended.push(index);
+        if ended.len() == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    generator.generate_each(&prompts, &options(4), on_token, &mut on_reply).unwrap();
+    assert_eq!(ended, [0, 1]);
+    assert_eq!(generator.generate(&prompts, &options(4), on_token).unwrap(), whole);
 }
 
 #[test]

@@ -24,7 +24,7 @@ use tch::{Device, Kind};
 /// Runs `body` on the ranks of a mesh of pipeline, expert and tensor, each a thread.
 fn on_ranks<T: Send>(
     [pipeline, expert, tensor]: [usize; 3],
-    transport: Transport,
+    (schedule_kind, transport): (ScheduleKind, Transport),
     body: impl Fn(&ModelParallel) -> T + Sync,
 ) -> Vec<T> {
     let axes = [(Axis::Pipeline, pipeline), (Axis::Expert, expert), (Axis::Tensor, tensor)];
@@ -32,8 +32,8 @@ fn on_ranks<T: Send>(
         let several = |group: &Arc<ProcessGroup>| (group.size() > 1).then(|| Arc::clone(group));
         let pipeline_parallel = several(groups.pipeline_parallel()).map(|group| PipelineParallel {
             group,
-            schedule_kind: ScheduleKind::OneForwardOneBackward,
-            virtual_stages: 1,
+            schedule_kind,
+            virtual_stages: 2,
             embedding_group: groups.embedding_group().cloned(),
         });
         body(&ModelParallel {
@@ -44,6 +44,8 @@ fn on_ranks<T: Send>(
         })
     })
 }
+
+const SHARED: (ScheduleKind, Transport) = (ScheduleKind::OneForwardOneBackward, Transport::Shared);
 
 /// The folder of a golden model.
 fn golden_folder(name: &str) -> PathBuf {
@@ -109,7 +111,7 @@ fn ranks_that_share_a_model_write_the_replies_of_the_whole() {
                 let replies = |model_parallel: &ModelParallel| {
                     written(&load(name, model_parallel), temperature, guesses)
                 };
-                let ranks = on_ranks(mesh, Transport::Shared, replies);
+                let ranks = on_ranks(mesh, SHARED, replies);
                 for rank in &ranks {
                     // Every rank has the numbers of the rank that draws, in all bits.
                     assert_eq!(rank, &ranks[0], "{name} on {mesh:?}");
@@ -124,15 +126,29 @@ fn ranks_that_share_a_model_write_the_replies_of_the_whole() {
 fn stages_that_talk_over_sockets_write_the_same_replies() {
     let whole = written(&load("llama", &ModelParallel::NONE), 1.0, 0);
     let replies = |model_parallel: &ModelParallel| written(&load("llama", model_parallel), 1.0, 0);
-    for rank in on_ranks([2, 1, 1], Transport::Gloo, replies) {
+    for rank in on_ranks([2, 1, 1], (ScheduleKind::OneForwardOneBackward, Transport::Gloo), replies) {
         assert_eq!(ids(&whole), ids(&rank));
+    }
+}
+
+/// With several stages, a rank waits for other ranks in the middle of a step.
+#[test]
+fn ranks_with_several_stages_write_the_same_replies() {
+    let whole = written(&load("llama", &ModelParallel::NONE), 1.0, 0);
+    let replies = |model_parallel: &ModelParallel| written(&load("llama", model_parallel), 1.0, 0);
+    for schedule in [ScheduleKind::Interleaved, ScheduleKind::ZeroBubbleV] {
+        for transport in [Transport::Shared, Transport::Gloo] {
+            for rank in on_ranks([2, 1, 1], (schedule, transport), replies) {
+                assert_eq!(ids(&whole), ids(&rank), "{schedule:?}");
+            }
+        }
     }
 }
 
 /// Ranks of different machines round differently. Here one of them even has another model.
 #[test]
 fn ranks_follow_the_one_that_draws() {
-    let replies = on_ranks([1, 2, 1], Transport::Shared, |model_parallel| {
+    let replies = on_ranks([1, 2, 1], SHARED, |model_parallel| {
         let group = model_parallel.expert_parallel.as_ref().unwrap();
         let options = LoadOptions { model_parallel: model_parallel.clone(), ..LOAD };
         let model = match group.rank() {
@@ -150,7 +166,7 @@ fn ranks_follow_the_one_that_draws() {
 /// A stage sends hidden states forward, and the last one sends three numbers for each token back: no logits.
 #[test]
 fn stages_send_hidden_states_and_tokens() {
-    let sent = on_ranks([2, 1, 1], Transport::Shared, |model_parallel| {
+    let sent = on_ranks([2, 1, 1], SHARED, |model_parallel| {
         let group = &model_parallel.pipeline_parallel.as_ref().unwrap().group;
         let model = load("llama", model_parallel);
         let before = group.sent_bytes();
@@ -167,7 +183,7 @@ fn stages_send_hidden_states_and_tokens() {
 
 #[test]
 fn a_draft_is_refused_on_ranks() {
-    on_ranks([1, 1, 2], Transport::Shared, |model_parallel| {
+    on_ranks([1, 1, 2], SHARED, |model_parallel| {
         let (model, draft) = (load("llama", model_parallel), load("llama", &ModelParallel::NONE));
         let room = GeneratorOptions::for_prompts(&model, &prompts(), 6, 4);
         let room = GeneratorOptions { speculative_tokens: 2, draft: Some(&draft), ..room };

@@ -56,6 +56,12 @@ impl CausalLm {
         Ok(Self::new(load::for_decoding(&self.decoder)?))
     }
 
+    /// Another model with the same weights, in the same memory. A model that was made
+    /// [for decoding](Self::for_decoding) is shared so by several engines.
+    pub fn share(&self) -> Result<Self, Error> {
+        Ok(Self::new(load::share(&self.decoder)?))
+    }
+
     /// Writes `config.json` and the weights. Every rank that holds a shard of the model must call it.
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
         let config = self.config().for_causal_lm(self.decoder.kind());

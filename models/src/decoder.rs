@@ -102,7 +102,7 @@ pub struct Decoder {
 }
 
 /// The memory of the parameters of a decoder.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct ModelMemory {
     allocator: Arc<dyn WeightAllocator>,
     store: Arc<dyn WeightStore>,

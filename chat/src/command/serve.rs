@@ -42,7 +42,6 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<()> {
             batched_tokens: engine::BATCHED_TOKENS,
             order: Order::Arrival,
             speculative_tokens: arguments.speculation.tokens(),
-            engines: 1,
         },
         drain: Duration::from_secs(arguments.drain),
     };

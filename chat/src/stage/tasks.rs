@@ -209,7 +209,7 @@ struct Replica<'a> {
 type Answers = (Vec<(usize, Response)>, Option<String>);
 
 impl Replica<'_> {
-    /// Answers the share of this replica. A signal stops it between two batches.
+    /// Answers the share of this replica. A signal stops it between two answers.
     fn answer_share(&mut self, requests: &[Request]) -> Result<Answers, rlhf::Error> {
         let (groups, replicas) = (self.groups, self.groups.model_replicas());
         let (own, places) = Share { rank: replicas.rank(), size: replicas.size() }.of(requests);
@@ -270,8 +270,8 @@ impl LanguageModel for Replica<'_> {
     }
 }
 
-/// Whether a signal has reached any rank with a part of this replica. They run the same batches, so all of
-/// them call this.
+/// Whether a signal has reached any rank with a part of this replica. Their answers come in the same order,
+/// so all of them call this.
 fn is_stop_requested(groups: &ProcessGroups) -> Result<bool, parallel::Error> {
     let mut requested = [f64::from(u8::from(interrupt::is_stop_requested()))];
     for parts in [groups.tensor_parallel(), groups.expert_parallel()] {

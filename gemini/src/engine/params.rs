@@ -75,7 +75,7 @@ impl Stores {
                 (*parameter, shape.as_slice(), parameter.tensor.kind(), false)
             }),
             shards.as_ref().map_or(ZeroSize::ONE, |shards| shards.zero_size(manager.shard_alignment())),
-            groups,
+            Some(groups),
         )?);
 
         let device = trained.first().map_or(Device::Cpu, |(_, parameter)| parameter.tensor.device());

@@ -5,7 +5,6 @@
 //! on what is computed beside it, so the requests are answered in parts that depend on the requests alone:
 //! an evaluation that was broken off does the part again in which it was, and gets the same replies.
 
-use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use eval::request::{OnResponses, Prompt, Request, Response};
@@ -14,7 +13,6 @@ use models::causal_lm::CausalLm;
 use super::encoder::{Encoder, Refusal, is_text};
 use super::error::AnswerError;
 use crate::Error;
-use crate::engine;
 use crate::generate::{Completion, GenerationOptions, Generator, GeneratorOptions, RequestIds};
 use crate::request::FinishReason;
 use crate::sample::SamplingParams;
@@ -103,20 +101,20 @@ impl ReplyWriter<'_> {
         Ok(())
     }
 
-    /// Room for as many of the longest replies as may be under way, if the keys and values stay within
-    /// [`CACHE_BYTES`], and for one reply at least.
+    /// Room for the longest replies, if the keys and values stay within [`CACHE_BYTES`].
     fn room(&self, groups: &[PromptGroup]) -> GeneratorOptions<'static> {
         let longest = |group: &PromptGroup| {
             let prompt = group.prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
             prompt + group.settings.max_gen_toks
         };
-        let longest = groups.iter().map(longest).max().unwrap_or(0);
-        let most = CACHE_BYTES / self.model.decoder().cache_bytes_per_token().max(1);
         let count: usize = groups.iter().map(|group| group.prompts.len()).sum();
-        let max_num_seqs = count.min(MAX_NUM_SEQS);
-        let cached_tokens =
-            engine::cached_tokens(max_num_seqs, longest).min(most.max(engine::cached_tokens(1, longest)));
-        GeneratorOptions { max_num_seqs, cached_tokens, speculative_tokens: 0, draft: None }
+        GeneratorOptions {
+            max_num_seqs: count.clamp(1, MAX_NUM_SEQS),
+            longest: groups.iter().map(longest).max().unwrap_or(0),
+            most_cached_tokens: CACHE_BYTES / self.model.decoder().cache_bytes_per_token().max(1),
+            speculative_tokens: 0,
+            draft: None,
+        }
     }
 
     /// The tokens of a prompt, of which the last ones remain if the reply would not fit, and the number of
@@ -159,23 +157,22 @@ impl ReplyWriter<'_> {
 
         let mut watches: Vec<StopWatch<'_>> =
             part.iter().map(|prompt| StopWatch::new(&requests[prompt.request])).collect();
-        let failed: RefCell<Option<AnswerError>> = RefCell::new(None);
         let mut on_token = |index: usize, id: i64| {
-            if failed.borrow().is_some() {
-                return ControlFlow::Break(());
-            }
             watches[index].see(id, |ids| tokenizer.decode(ids, false).unwrap_or_default())
         };
+        let mut failed = None;
         let mut on_reply = |index: usize, completion: &Completion| {
-            let mut failed = failed.borrow_mut();
-            if failed.is_none() {
-                let response = self.response(requests, &part[index], completion);
-                let taken = response.and_then(|response| Ok(on_responses(vec![response])?));
-                *failed = taken.err();
+            let response = self.response(requests, &part[index], completion);
+            match response.and_then(|response| Ok(on_responses(vec![response])?)) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => {
+                    failed = Some(error);
+                    ControlFlow::Break(())
+                }
             }
         };
         generator.generate_each(&prompts, &options, &mut on_token, &mut on_reply)?;
-        failed.into_inner().map_or(Ok(()), Err)
+        failed.map_or(Ok(()), Err)
     }
 
     /// The tokens that end a reply.

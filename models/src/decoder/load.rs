@@ -150,9 +150,21 @@ pub(crate) fn for_decoding(from: &Decoder) -> Result<Decoder, Error> {
     if let Some(memory) = from.memory.as_ref().filter(|memory| memory.store.comes_and_goes()) {
         return copy_for_decoding(from, memory);
     }
+    with_weights_of(from, Tensor::detach)
+}
+
+/// Another decoder with the same weights, which come and go for both.
+pub(crate) fn share(from: &Decoder) -> Result<Decoder, Error> {
+    let mut decoder = with_weights_of(from, Tensor::shallow_clone)?;
+    decoder.memory.clone_from(&from.memory);
+    Ok(decoder)
+}
+
+/// A decoder whose parameters are made from those of another one.
+fn with_weights_of(from: &Decoder, make: fn(&Tensor) -> Tensor) -> Result<Decoder, Error> {
     Decoder::build(from.config().clone(), HeadKind::Vocabulary, from.model_parallel(), &mut |request| {
         Ok(if request.is_local {
-            from.parameters()[index_of(from, request)].tensor.detach()
+            make(&from.parameters()[index_of(from, request)].tensor)
         } else {
             Tensor::empty([0], (from.kind(), from.device()))
         })

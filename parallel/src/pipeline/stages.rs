@@ -58,6 +58,11 @@ impl PipelineStages {
         self.last_stage_rank() == self.group.rank()
     }
 
+    /// Whether every rank has one stage, so that a batch visits it once.
+    pub fn has_one_stage_per_rank(&self) -> bool {
+        self.stages.len() == self.group.size()
+    }
+
     /// The schedule of a step with `num_micro_batches` micro-batches.
     pub fn schedule(&self, num_micro_batches: usize) -> Schedule {
         Schedule::new(self.schedule_kind, self.group.size(), self.virtual_stages, num_micro_batches)

@@ -323,7 +323,6 @@ impl OwnEngine {
                 batched_tokens: engine::BATCHED_TOKENS,
                 order: Order::Arrival,
                 speculative_tokens: self.speculative_tokens,
-                engines: 1,
             };
             self.engine = None;
             let engine = Engine::new(&session.model, options)?;

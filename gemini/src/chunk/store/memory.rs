@@ -64,7 +64,10 @@ impl WeightMemory {
         let zero_size = sharding.as_ref().map_or(ZeroSize::ONE, |sharding| sharding.zero_size(alignment));
         let described =
             specs.iter().map(|spec| (&spec.parameter, spec.shape.as_slice(), spec.kind, !spec.trainable));
-        let layout = Arc::new(chunk_layout(described, zero_size, &self.groups)?);
+        // Weights that are neither reduced nor gathered concern no other rank: replicas of a model may make
+        // different numbers of copies to decode with.
+        let agreeing = (is_trained || sharding.is_some()).then_some(&*self.groups);
+        let layout = Arc::new(chunk_layout(described, zero_size, agreeing)?);
         let place = |spec: &WeightSpec| Place { shape: spec.shape.clone(), kind: spec.kind };
         let places: Vec<Place> = specs.iter().map(place).collect();
         let content = if is_trained { Content::Weights } else { Content::FrozenWeights };
@@ -102,11 +105,11 @@ impl WeightAllocator for WeightMemory {
 /// The chunks of dense weights are the same on all ranks that reduce or gather them together, and the chunks
 /// of replicated weights on all tensor-parallel ranks, although these ranks may hold different numbers of
 /// experts and shards of different lengths. They therefore agree on a chunk size, and call this function
-/// together.
+/// together. Without `groups`, this rank decides alone.
 pub(crate) fn chunk_layout<'a>(
     parameters: impl Iterator<Item = (&'a Parameter, &'a [i64], Kind, bool)>,
     zero_size: ZeroSize,
-    groups: &ProcessGroups,
+    groups: Option<&ProcessGroups>,
 ) -> Result<ChunkLayout, Error> {
     let specs: Vec<ParamSpec> = parameters
         .map(|(parameter, shape, kind, is_frozen)| ParamSpec {
@@ -122,8 +125,10 @@ pub(crate) fn chunk_layout<'a>(
         .collect();
     let found = search_chunk_configuration(&specs, SearchBounds::for_params(&specs), zero_size);
     let mut chunk_size = [found.chunk_size as f64];
-    for group in [groups.tensor_parallel(), groups.dense_data_parallel()] {
-        chunk_size = group.all_reduce_max(chunk_size)?;
+    if let Some(groups) = groups {
+        for group in [groups.tensor_parallel(), groups.dense_data_parallel()] {
+            chunk_size = group.all_reduce_max(chunk_size)?;
+        }
     }
     Ok(ChunkLayout::new(&specs, chunk_size[0] as usize, zero_size))
 }
