@@ -2,6 +2,7 @@
 
     python tests/families_transformers.py [BINARY]                        there and back
     python tests/families_transformers.py [BINARY] --configs 200 [--seed 1]   random configurations
+    python tests/families_transformers.py [BINARY] --replies 50 [--seed 1]    greedy replies
 
 There and back: for each family a small random model is made in transformers with a tokenizer. Then the log-probabilities of six rows are
 compared three times: (made) transformers against ours; (trained) ours after 5 steps of `sft` against the same 5 steps of torch's AdamW in
@@ -11,6 +12,10 @@ Random configurations: keys of `config.json` are present, absent, null or unusua
 that transformers refuses, or makes no finite number of, are counted aside. Each of the others must give the log-probabilities of
 transformers within 1e-4, or be refused with a message that names one of its keys. The script prints a table of the families and the reasons
 of the refusals, and fails otherwise.
+
+Greedy replies: prompts of 1 to 200 random tokens, of which every other one begins with the same 100 tokens, are answered in one batch, so
+that prompts share pages and are computed in pieces beside replies. Each reply must have the tokens of `generate` in transformers, which
+answers one prompt after the other. Where a token differs, the script prints how far the two logits are apart, and fails.
 
 Used with torch 2.11.0 and transformers 5.23.0; there and back also needs pyarrow.
 """
@@ -34,6 +39,7 @@ from transformers.utils import logging
 HERE = Path(__file__).resolve().parent
 LIMIT = 1e-4
 VOCABULARY, LONGEST, STEPS, ROWS = 96, 40, 5, 4
+LONGEST_PROMPT, NEW_TOKENS = 200, 16
 LLAMA = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
 FAMILIES = {
     "llama": LLAMA,
@@ -161,6 +167,59 @@ def there_and_back(binary):
     return worst <= LIMIT
 
 
+def prompts(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randint(3, VOCABULARY, (LONGEST_PROMPT,), generator=generator).tolist() for _ in range(count)]
+    common = drawn[0][: LONGEST_PROMPT // 2]
+    lengths = torch.randint(1, LONGEST_PROMPT + 1, (count,), generator=generator).tolist()
+    return [
+        (common + prompt if index % 2 else prompt)[:length]
+        for index, (prompt, length) in enumerate(zip(drawn, lengths, strict=True))
+    ]
+
+
+def replies_here(binary, folder, prompts, scratch):
+    (scratch / "prompts.jsonl").write_text("".join(json.dumps({"ids": prompt}) + "\n" for prompt in prompts))
+    command = [binary, "generate", "--raw", "--model", folder, "--input", scratch / "prompts.jsonl"]
+    command += ["--output", scratch / "replies.jsonl", "--temperature", "0", "--max-new-tokens", str(NEW_TOKENS)]
+    subprocess.run([*command, "--batch-size", str(len(prompts))], check=True, capture_output=True)
+    return [json.loads(line)["ids"] for line in (scratch / "replies.jsonl").read_text().splitlines()]
+
+
+def reply_there(model, prompt):
+    ids = torch.tensor([prompt])
+    made = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS)
+    return made[0, len(prompt) :].tolist()
+
+
+def gap(model, prompt, here, there):
+    """How far apart the logits of the first two tokens that differ are."""
+    same = next(index for index, pair in enumerate(zip(here, there)) if pair[0] != pair[1])
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + there[:same]])).logits[0, -1]
+    return abs(logits[here[same]] - logits[there[same]]).item()
+
+
+def greedy_replies(binary, count, seed):
+    good = True
+    print("family     replies  equal  tokens  prompts of")
+    for family, settings in FAMILIES.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            scratch = Path(scratch)
+            settings = {**settings, "n_positions": 256} if family == "gpt2" else settings
+            model, asked = make(family, settings, scratch / "made"), prompts(count, seed)
+            here = replies_here(binary, scratch / "made", asked, scratch)
+            there = [reply_there(model, prompt) for prompt in asked]
+            equal = sum(one == other for one, other in zip(here, there, strict=True))
+            tokens, given = sum(map(len, there)), sum(map(len, asked))
+            print(f"{family:9}  {count:7}  {equal:5}  {tokens:6}  {given} tokens", flush=True)
+            for prompt, one, other in zip(asked, here, there):
+                if one != other:
+                    print(f"  another token, {gap(model, prompt, one, other):.1e} apart")
+            good &= equal == count
+    return good
+
+
 def outcome(binary, config, scratch):
     """What became of one configuration: `equal`, `refused`, `theirs` (transformers refuses it) or `WRONG`; and why."""
     made = scratch / "made"
@@ -217,11 +276,17 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary", nargs="?", type=Path, default=HERE.parent / "target/release/colossal-chat")
     parser.add_argument("--configs", type=int)
+    parser.add_argument("--replies", type=int)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     binary = arguments.binary.resolve()
-    good = random_configs(binary, arguments.configs, arguments.seed) if arguments.configs else there_and_back(binary)
+    if arguments.configs:
+        good = random_configs(binary, arguments.configs, arguments.seed)
+    elif arguments.replies:
+        good = greedy_replies(binary, arguments.replies, arguments.seed)
+    else:
+        good = there_and_back(binary)
     sys.exit(not good)
 
 
