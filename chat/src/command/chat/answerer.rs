@@ -25,6 +25,9 @@ use crate::session::{self, ModelSource, Speculation};
 /// The longest summary of earlier messages, in tokens.
 const SUMMARY: usize = 200;
 
+/// The room of a new conversation in tokens. Most conversations need no more.
+const LEAST_ROOM: usize = 1024;
+
 /// What is asked.
 pub(super) struct Question {
     /// The conversation up to the message that is answered.
@@ -319,7 +322,10 @@ impl OwnEngine {
             // The conversation becomes longer, and a new engine computes it anew: it gets twice the room.
             let options = EngineOptions {
                 sequences: 1,
-                cached_tokens: needed.next_power_of_two().min(engine::cached_tokens(1, longest)),
+                cached_tokens: needed
+                    .max(LEAST_ROOM)
+                    .next_power_of_two()
+                    .min(engine::cached_tokens(1, longest)),
                 batched_tokens: engine::BATCHED_TOKENS,
                 order: Order::Arrival,
                 speculative_tokens: self.speculative_tokens,
