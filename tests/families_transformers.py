@@ -194,7 +194,9 @@ def reply_there(model, prompt):
 
 def gap(model, prompt, here, there):
     """How far apart the logits of the first two tokens that differ are."""
-    same = next(index for index, pair in enumerate(zip(here, there)) if pair[0] != pair[1])
+    same = next((index for index, pair in enumerate(zip(here, there)) if pair[0] != pair[1]), None)
+    if same is None:
+        return float("inf")  # One reply goes on where the other one ends.
     with torch.no_grad():
         logits = model(torch.tensor([prompt + there[:same]])).logits[0, -1]
     return abs(logits[here[same]] - logits[there[same]]).item()

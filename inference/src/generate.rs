@@ -34,7 +34,7 @@ pub struct GenerationOptions {
 /// What a [`Generator`] has room for.
 #[derive(Clone, Copy, Debug)]
 pub struct GeneratorOptions<'a> {
-    /// The maximum number of replies that are generated at the same time, at least one.
+    /// The maximum number of replies that are generated at the same time; 0 means 1.
     pub max_num_seqs: usize,
     /// The maximum number of tokens of a prompt with its reply.
     pub longest: usize,
@@ -66,7 +66,7 @@ impl GeneratorOptions<'_> {
 
     fn cached_tokens(&self) -> usize {
         let one = engine::cached_tokens(1, self.longest);
-        engine::cached_tokens(self.max_num_seqs, self.longest).min(self.most_cached_tokens.max(one))
+        engine::cached_tokens(self.max_num_seqs.max(1), self.longest).min(self.most_cached_tokens.max(one))
     }
 }
 
@@ -141,7 +141,7 @@ impl Generator {
         let pipeline = model.decoder().pipeline().filter(|pipeline| pipeline.has_one_stage_per_rank());
         let stages = pipeline.map_or(1, |pipeline| pipeline.group().size());
         let engine_options = EngineOptions {
-            sequences: options.max_num_seqs,
+            sequences: options.max_num_seqs.max(1),
             cached_tokens: options.cached_tokens(),
             batched_tokens: engine::BATCHED_TOKENS,
             order: Order::Arrival,

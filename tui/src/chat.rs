@@ -202,6 +202,15 @@ struct Running {
     turn: TurnId,
     /// The text with which it begins.
     prefix: String,
+    numbers: Numbers,
+}
+
+/// The numbers of an answer so far.
+#[derive(Clone, Copy, Default)]
+struct Numbers {
+    prompt_tokens: u64,
+    new_tokens: u64,
+    rate: Option<f64>,
 }
 
 /// What sending does.
@@ -239,12 +248,11 @@ enum PromptKind {
     History,
 }
 
-/// Numbers of the answer in work, or of the last one.
+/// What is known of the last answers.
 #[derive(Default)]
 struct Progress {
-    prompt_tokens: u64,
-    new_tokens: u64,
-    rate: Option<f64>,
+    /// Those of the answer that ended last.
+    numbers: Numbers,
     dropped: usize,
     statistics: Option<Statistics>,
 }
@@ -342,6 +350,11 @@ impl ChatScreen {
     }
 
     /// Whether this answer is asked for and not complete.
+    /// The numbers that are shown: of several answers at once, those of the first one that has not ended.
+    fn numbers(&self) -> Numbers {
+        self.running.front().map_or(self.progress.numbers, |running| running.numbers)
+    }
+
     fn is_running(&self, turn: TurnId) -> bool {
         self.running.iter().any(|running| running.turn == turn)
     }
@@ -432,7 +445,7 @@ impl ChatScreen {
         if self.running.is_empty() {
             self.progress = Progress::default();
         }
-        self.running.push_back(Running { turn, prefix });
+        self.running.push_back(Running { turn, prefix, numbers: Numbers::default() });
         self.selected = None;
         self.transcript.follow();
     }

@@ -3,7 +3,7 @@
 use super::conversation::TurnId;
 use super::event::{ContextPolicy, ModelEvent};
 use super::overlay::Overlay;
-use super::{ChatScreen, Draft, Slot, SlotState};
+use super::{ChatScreen, Draft, Numbers, Slot, SlotState};
 use crate::line::Statistics;
 
 impl ChatScreen {
@@ -31,8 +31,8 @@ impl ChatScreen {
                 if self.has(turn) {
                     self.talk.turn_mut(turn).text.push_str(&text);
                     self.transcript.push(turn, &text);
-                    if self.is_shown(turn) {
-                        (self.progress.new_tokens, self.progress.rate) = (new_tokens, rate);
+                    if let Some(running) = self.running.iter_mut().find(|running| running.turn == turn) {
+                        (running.numbers.new_tokens, running.numbers.rate) = (new_tokens, rate);
                     }
                 }
             }
@@ -65,18 +65,12 @@ impl ChatScreen {
         turn < self.talk.len()
     }
 
-    /// Whether the progress is that of a turn: of several answers at once, it is that of the first.
-    fn is_shown(&self, turn: TurnId) -> bool {
-        self.running.front().is_none_or(|running| running.turn == turn)
-    }
-
     fn started(&mut self, turn: TurnId, prompt_tokens: u64, dropped: usize) {
         if !self.has(turn) {
             return;
         }
-        if self.is_shown(turn) {
-            (self.progress.prompt_tokens, self.progress.new_tokens, self.progress.rate) =
-                (prompt_tokens, 0, None);
+        if let Some(running) = self.running.iter_mut().find(|running| running.turn == turn) {
+            running.numbers = Numbers { prompt_tokens, new_tokens: 0, rate: None };
         }
         if dropped > self.progress.dropped {
             let what = if self.policy == ContextPolicy::Summarize { "summarized" } else { "left out" };
@@ -86,14 +80,21 @@ impl ChatScreen {
     }
 
     fn finished(&mut self, turn: TurnId, statistics: Statistics) {
-        self.running.retain(|running| running.turn != turn);
+        let place = self.running.iter().position(|running| running.turn == turn);
+        let ended = place.and_then(|place| self.running.remove(place));
         if !self.has(turn) {
             return;
         }
         self.ended = Some(self.now);
         self.talk.turn_mut(turn).finish = Some(statistics.finish_reason.clone());
         self.transcript.finish(turn);
-        self.progress.rate = statistics.tokens_per_second();
+        // An endpoint need not know how long its prompt was.
+        let known = ended.map_or(0, |running| running.numbers.prompt_tokens);
+        self.progress.numbers = Numbers {
+            prompt_tokens: if statistics.prompt_tokens > 0 { statistics.prompt_tokens } else { known },
+            new_tokens: statistics.new_tokens,
+            rate: statistics.tokens_per_second(),
+        };
         self.progress.statistics = Some(statistics);
         self.save();
     }
@@ -101,7 +102,10 @@ impl ChatScreen {
     /// A failed answer. What arrived of it stays.
     fn failed(&mut self, turn: TurnId, error: &str) {
         let place = self.running.iter().position(|running| running.turn == turn);
-        let prefix = place.and_then(|place| self.running.remove(place)).map(|running| running.prefix);
+        let prefix = place.and_then(|place| self.running.remove(place)).map(|running| {
+            self.progress.numbers = running.numbers;
+            running.prefix
+        });
         if !self.has(turn) {
             return;
         }

@@ -334,7 +334,7 @@ impl ChatScreen {
         }
         if self.is_busy() {
             let stop = self.keys.keys(Action::Cancel);
-            return (format!("{} tokens; {stop} stops", self.progress.new_tokens), self.theme.warning);
+            return (format!("{} tokens; {stop} stops", self.numbers().new_tokens), self.theme.warning);
         }
         if self.compare.as_ref().is_some_and(|compare| !compare.group.is_empty()) {
             let last = self.compare.as_ref().map_or(2, |compare| compare.group.len());
@@ -352,7 +352,7 @@ impl ChatScreen {
 
     /// Context, speed and settings; less of them on a narrow screen.
     fn figures(&self, width: usize) -> String {
-        let used = self.progress.prompt_tokens + self.progress.new_tokens;
+        let used = self.numbers().prompt_tokens + self.numbers().new_tokens;
         // Only an answer tells how many tokens the conversation has.
         let used = match used {
             0 if !self.talk.path().is_empty() => "?".to_owned(),
@@ -362,7 +362,7 @@ impl ChatScreen {
             Some(context) => format!("ctx {used}/{}", number::count(context as f64)),
             None => format!("ctx {used}"),
         };
-        let rate = self.progress.rate.map_or(String::new(), |rate| format!("{rate:.1} tok/s  "));
+        let rate = self.numbers().rate.map_or(String::new(), |rate| format!("{rate:.1} tok/s  "));
         let mode = match self.editor.mode() {
             Mode::Plain => "",
             Mode::Insert => "  INSERT",
@@ -387,7 +387,7 @@ impl ChatScreen {
     }
 
     fn is_context_short(&self) -> bool {
-        let used = self.progress.prompt_tokens + self.progress.new_tokens;
+        let used = self.numbers().prompt_tokens + self.numbers().new_tokens;
         self.context().is_some_and(|context| used * 5 > context * 4)
     }
 }

@@ -376,8 +376,10 @@ impl<'a> LocalAnswer<'a> {
             )
         };
         let _ = listen(Update::Started { prompt_tokens: prompt.ids.len() as u64, dropped: prompt.dropped });
+        let mut stream = Stream::new(session, &question.prefix)?;
+        stream.clock.pause();
         Ok(Self {
-            stream: Stream::new(session, &question.prefix)?,
+            stream,
             reply: SingleReply::begin(engine.with_room(session, &request)?, request)?,
             stop_ids,
             prompt_tokens: prompt.ids.len() as u64,
@@ -385,9 +387,15 @@ impl<'a> LocalAnswer<'a> {
         })
     }
 
+    /// Whether a token has been drawn.
+    pub(super) fn has_begun(&self) -> bool {
+        self.stream.new_tokens > 0
+    }
+
     /// Writes on for a step. Returns the statistics once the answer has ended.
     pub(super) fn step(&mut self, listen: &mut Listener<'_>) -> anyhow::Result<Option<Statistics>> {
         let Self { reply, stop_ids, stream, .. } = self;
+        stream.clock.go_on();
         let mut failed = None;
         let goes_on = reply.step(&mut |id| {
             let text = if stop_ids.contains(&id) { Ok(String::new()) } else { stream.decoder.push(id) };
@@ -405,6 +413,7 @@ impl<'a> LocalAnswer<'a> {
             return Err(problem.into());
         }
         if goes_on {
+            stream.clock.pause();
             return Ok(None);
         }
 
@@ -439,7 +448,7 @@ impl<'a> Stream<'a> {
 
     fn count(&mut self) {
         self.new_tokens += 1;
-        self.clock.first_token.get_or_insert_with(|| self.clock.started.elapsed());
+        self.clock.note_token();
     }
 
     fn piece<'t>(&self, text: &'t str) -> Update<'t> {
@@ -447,15 +456,36 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// Measures an answer.
+/// Measures an answer. It stands still while other models have their turn.
 struct Clock {
-    started: Instant,
+    /// The time before it last stood still.
+    worked: Duration,
+    /// Since when it goes on.
+    since: Option<Instant>,
     first_token: Option<Duration>,
 }
 
 impl Clock {
     fn start() -> Self {
-        Self { started: Instant::now(), first_token: None }
+        Self { worked: Duration::ZERO, since: Some(Instant::now()), first_token: None }
+    }
+
+    fn pause(&mut self) {
+        self.worked = self.elapsed();
+        self.since = None;
+    }
+
+    fn go_on(&mut self) {
+        self.since = Some(Instant::now());
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.worked + self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    fn note_token(&mut self) {
+        let elapsed = self.elapsed();
+        self.first_token.get_or_insert(elapsed);
     }
 
     fn rate(&self, new_tokens: u64) -> Option<f64> {
@@ -479,7 +509,7 @@ impl Clock {
             new_tokens,
             context,
             first_token: self.first_token.unwrap_or_default(),
-            total: self.started.elapsed(),
+            total: self.elapsed(),
             finish_reason: finish_reason.to_owned(),
         }
     }
@@ -509,7 +539,7 @@ pub(super) fn answer_remotely(
     let reply = model.chat(&question.messages, &options, &mut |text| {
         if !text.is_empty() {
             pieces += 1;
-            clock.first_token.get_or_insert_with(|| clock.started.elapsed());
+            clock.note_token();
         }
         listen(Update::Piece { text, new_tokens: pieces, rate: clock.rate(pieces) })
     })?;

@@ -25,6 +25,7 @@ use crate::session::{self, ModelSource, Speculation};
 use crate::user_folders::{self, HomeError};
 
 const NOT_LOADED: &str = "this model could not be loaded; /model DIR takes another one";
+const STOPPED: &str = "stopped before it began";
 /// How long the end of the thread is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -232,10 +233,12 @@ impl Models {
     /// Writes the answers of different models. Models of this process take turns, a step each, and each
     /// endpoint is waited for by a thread of its own.
     fn write_at_once(&mut self, number: u64, requests: Vec<Request>) {
-        let asked: Vec<(usize, TurnId, Question)> = requests
+        let mut asked: Vec<(usize, TurnId, Question)> = requests
             .into_iter()
             .map(|request| (request.slot, request.turn, self.question(request)))
             .collect();
+        // Endpoints are asked first: they do not wait while a model here writes a summary.
+        asked.sort_by_key(|(slot, ..)| matches!(self.answerers.get(slot), Some((_, Answerer::Local { .. }))));
         let (events, stopped) = (&self.events, &self.stopped);
         let mut answerers: BTreeMap<usize, &mut Answerer> =
             self.answerers.iter_mut().map(|(&slot, (_, answerer))| (slot, answerer)).collect();
@@ -247,26 +250,30 @@ impl Models {
                 let answerer = answerers.remove(slot).context(NOT_LOADED);
                 let begin = || {
                     // An answer that was stopped before it began is not begun.
-                    let is_stopped =
-                        writer.tell(Update::Piece { text: "", new_tokens: 0, rate: None }).is_break();
-                    anyhow::ensure!(!is_stopped, "stopped before it began");
+                    anyhow::ensure!(!writer.is_stopped(), STOPPED);
                     answerer?.begin(question, &mut |update| writer.tell(update))
                 };
                 match guarded(begin) {
                     Ok(Answer::Local(answer)) => writing.push((writer, answer)),
                     Ok(Answer::Remote(model)) => {
-                        scope.spawn(move || {
-                            let outcome = guarded(|| {
-                                answer_remotely(model, question, &mut |update| writer.tell(update))
-                            });
-                            writer.end(outcome);
-                        });
+                        let waiting = writer.clone();
+                        let wait = move || {
+                            let listen = &mut |update: Update<'_>| waiting.tell(update);
+                            waiting.end(guarded(|| answer_remotely(model, question, listen)));
+                        };
+                        if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, wait) {
+                            writer.end(Err(error.to_string()));
+                        }
                     }
                     Err(error) => writer.end(Err(error)),
                 }
             }
             while !writing.is_empty() {
                 writing.retain_mut(|(writer, answer)| {
+                    if !answer.has_begun() && writer.is_stopped() {
+                        writer.end(Err(STOPPED.to_owned()));
+                        return false;
+                    }
                     match guarded(|| answer.step(&mut |update| writer.tell(update))).transpose() {
                         None => true,
                         Some(outcome) => {
@@ -324,6 +331,7 @@ impl Models {
 }
 
 /// Passes an answer on to the screen, until it is stopped.
+#[derive(Clone)]
 struct Writer<'a> {
     turn: TurnId,
     /// The number of the piece of work that asks for the answer.
@@ -333,6 +341,10 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst) >= self.number
+    }
+
     fn tell(&self, update: Update<'_>) -> ControlFlow<()> {
         let turn = self.turn;
         let event = match update {
@@ -344,8 +356,7 @@ impl Writer<'_> {
             }
             Update::Notice(text) => Event::Notice(Notice::done(text)),
         };
-        let is_stopped = self.stopped.load(Ordering::SeqCst) >= self.number;
-        if self.events.send(event).is_err() || is_stopped {
+        if self.events.send(event).is_err() || self.is_stopped() {
             ControlFlow::Break(())
         } else {
             ControlFlow::Continue(())
@@ -463,6 +474,12 @@ mod tests {
         (seen, failed)
     }
 
+    /// Waits until the models are gone.
+    fn join(worker: Worker) {
+        drop(worker.sender);
+        worker.thread.join().unwrap();
+    }
+
     #[test]
     fn different_models_answer_at_once_and_one_model_in_its_order() {
         let folder = tempfile::tempdir().unwrap();
@@ -482,7 +499,7 @@ mod tests {
         assert!(place((11, "piece")) < place((10, "end")), "{seen:?}");
         assert!(place((10, "piece")) < place((11, "end")), "{seen:?}");
         assert!(place((13, "piece")) > place((10, "end")), "{seen:?}");
-        assert!(worker.end());
+        join(worker);
     }
 
     #[test]
@@ -501,5 +518,6 @@ mod tests {
         assert_eq!(failed.iter().map(|(turn, _)| *turn).collect::<Vec<_>>(), [1, 2]);
         assert!(failed.iter().all(|(_, error)| error.contains("stopped before it began")), "{failed:?}");
         assert!(seen.iter().all(|(turn, _)| *turn == 3) && seen.ends_with(&[(3, "end")]), "{seen:?}");
+        join(worker);
     }
 }

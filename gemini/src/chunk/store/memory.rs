@@ -103,8 +103,8 @@ impl WeightAllocator for WeightMemory {
 /// The layout of parameters, given with the shape of the local shard, the dtype, and whether they are frozen.
 ///
 /// The chunks of dense weights are the same on all ranks that reduce or gather them together, and the chunks
-/// of replicated weights on all tensor-parallel ranks, although these ranks may hold different numbers of
-/// experts and shards of different lengths. They therefore agree on a chunk size, and call this function
+/// of replicated trained weights on all tensor-parallel ranks, although these ranks may hold different numbers
+/// of experts and shards of different lengths. They therefore agree on a chunk size, and call this function
 /// together. Without `groups`, this rank decides alone.
 pub(crate) fn chunk_layout<'a>(
     parameters: impl Iterator<Item = (&'a Parameter, &'a [i64], Kind, bool)>,
