@@ -48,13 +48,13 @@ class Bench:
         """Runs the program; returns its seconds and its peak memory."""
         return run([self.binary, *arguments, "--threads", self.threads])
 
-    def peer(self, script, **settings):
+    def peer(self, script, python=sys.executable, **settings):
         """Runs a script of bench/peers in a process of its own; returns what it wrote, its seconds and its peak."""
         settings["threads"] = self.threads
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             out = Path(folder) / "result.json"
             text = json.dumps(settings, default=str)
-            seconds, peak = run([sys.executable, HERE / "peers" / script, text, out], peer_environment())
+            seconds, peak = run([python, HERE / "peers" / script, text, out], peer_environment())
             return {**json.loads(out.read_text()), "process_seconds": seconds, "peak_bytes": peak}
 
 

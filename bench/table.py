@@ -14,7 +14,8 @@ TITLES = {
     "eval": "Evaluation",
     "startup": "Start",
     "busy": "Beside a busy process",
-    "llama_cpp": "A server and its clients",
+    "llama_cpp": "A server and its clients, beside llama-cpp-python",
+    "vllm_cpu": "A server and its clients, beside vLLM",
 }
 
 EXPLANATIONS = {
@@ -46,12 +47,15 @@ EXPLANATIONS = {
     "of all log-likelihoods.",
     "startup": "Wall time and memory of a whole process. `import transformers` alone does not load torch.",
     "busy": "How many times slower the median becomes while another process keeps one core busy.",
-    "llama_cpp": "`bench/llama_cpp.py` measures this part. The same model, prompts of 64 tokens and greedy replies of 64, which "
-    "stream. Each client asks its next prompt when its reply has ended. The first token is the median of all replies. The "
-    "peer is the server of llama-cpp-python, in fp32 as ours; it answers one request at a time, so its other clients wait. "
-    "The difference is the number of replies in which two tokens were equally likely up to rounding and the two sides took "
-    "different ones. The limit is the time of the products of all prompts, and of the steps of all clients together, each "
-    "of which reads weights and cache or computes its products, whichever is longer.",
+    "llama_cpp": "`bench/clients.py --peer llama_cpp` measures this part. The same model, prompts of 64 tokens and greedy "
+    "replies of 64, which stream. Each client asks its next prompt when its reply has ended. The first token is the median "
+    "of all replies. The peer is the server of llama-cpp-python, in fp32 as ours; it answers one request at a time, so its "
+    "other clients wait. The difference is the number of replies in which two tokens were equally likely up to rounding and "
+    "the two sides took different ones. The limit is the time of the products of all prompts, and of the steps of all "
+    "clients together, each of which reads weights and cache or computes its products, whichever is longer.",
+    "vllm_cpu": "`bench/clients.py --peer vllm` measures this part, with the same clients. The peer is the server of vLLM for "
+    "processors, in fp32 as ours, compiled, with OpenMP of Intel as it advises. It answers all clients together. Its memory "
+    "is the sum of the peaks of its processes, in which shared libraries count several times.",
 }
 
 INTRODUCTION = """\
