@@ -251,7 +251,7 @@ enum PromptKind {
 /// What is known of the last answers.
 #[derive(Default)]
 struct Progress {
-    /// Those of the answer that ended last.
+    /// The numbers of the answer that ended last.
     numbers: Numbers,
     dropped: usize,
     statistics: Option<Statistics>,

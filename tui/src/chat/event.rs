@@ -347,7 +347,7 @@ pub enum Effect {
         /// A folder, hub name or address.
         model: String,
     },
-    /// Write answers, those of different models at once. Those of one model come in their order.
+    /// Write answers. Different models answer at once, and the answers of one model come in their order.
     Generate(Vec<Request>),
     /// Stop all answers that are asked for.
     Stop,
