@@ -48,7 +48,7 @@ EXPLANATIONS = {
     "startup": "Wall time and memory of a whole process. `import transformers` alone does not load torch.",
     "busy": "How many times slower the median becomes while another process keeps one core busy.",
     "llama_cpp": "`bench/clients.py --peer llama_cpp` measures this part. The same model, prompts of 64 tokens and greedy "
-    "replies of 64, which stream. Each client asks its next prompt when its reply has ended. The first token is the median "
+    "replies of up to 64, which stream. Each client asks its next prompt when its reply has ended. The first token is the median "
     "of all replies. The peer is the server of llama-cpp-python, in fp32 as ours; it answers one request at a time, so its "
     "other clients wait. The difference is the number of replies in which two tokens were equally likely up to rounding and "
     "the two sides took different ones. The limit is the time of the products of all prompts, and of the steps of all "
