@@ -7,7 +7,7 @@
 //! ```
 //! The [`scheduler`] decides which tokens a step computes, and into which [`pages`] of the KV cache their
 //! keys and values go. The [`engine`] runs the plan on a model and draws the tokens.
-//! [`generate()`](generate::generate) runs an engine until a batch of prompts has its replies. [`remote`] asks
+//! A [`Generator`](generate::Generator) runs engines until a batch of prompts has its replies. [`remote`] asks
 //! a server for the replies of its model instead. The engine knows token ids alone, and no part of this crate
 //! knows losses.
 //!
@@ -31,5 +31,7 @@ pub mod sample;
 pub mod scheduler;
 pub mod session;
 pub mod stop_text;
+#[cfg(test)]
+mod test_http;
 
 pub use error::{Error, class_of_rows};

@@ -1,13 +1,12 @@
 //! The client against servers of this process, which listen on a free loopback port.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
-use serde_json::Value;
-
 use super::*;
+use crate::test_http::{Received, receive, send};
 
 /// A reply of two pieces.
 const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"Hel\"}}]}\n\n\
@@ -18,13 +17,6 @@ const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"Hel\"}}]}\n\
 const MODELS: &str = r#"{"data":[{"id":"m","max_model_len":512}]}"#;
 const OPTIONS: RemoteOptions =
     RemoteOptions { temperature: 0.5, top_p: 0.9, top_k: 0, max_new_tokens: 7, seed: 3 };
-
-/// A request as the server received it.
-#[derive(Debug)]
-struct Received {
-    head: String,
-    body: Value,
-}
 
 /// Starts a server whose answers `respond` writes. Returns its address, and what it receives.
 fn server(respond: impl Fn(&Received, &mut TcpStream) + Send + 'static) -> (String, Receiver<Received>) {
@@ -40,41 +32,6 @@ fn server(respond: impl Fn(&Received, &mut TcpStream) + Send + 'static) -> (Stri
         }
     });
     (address, requests)
-}
-
-fn receive(connection: &TcpStream) -> Option<Received> {
-    let mut reader = BufReader::new(connection);
-    let mut head = String::new();
-    while !head.ends_with("\r\n\r\n") {
-        if reader.read_line(&mut head).ok()? == 0 {
-            return None;
-        }
-    }
-    let lower = head.to_lowercase();
-    let length = lower.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
-    let body = match length {
-        Some(length) => {
-            let mut body = vec![0; length];
-            std::io::Read::read_exact(&mut reader, &mut body).ok()?;
-            body
-        }
-        // The other requests with a body are sent in chunks; one chunk holds all of it here.
-        None if lower.contains("chunked") => {
-            let mut body = String::new();
-            while !body.ends_with("\r\n0\r\n\r\n") {
-                reader.read_line(&mut body).ok()?;
-            }
-            body.lines().nth(1)?.as_bytes().to_owned()
-        }
-        None => b"null".to_vec(),
-    };
-    Some(Received { head, body: serde_json::from_slice(&body).unwrap() })
-}
-
-fn send(connection: &mut TcpStream, status: &str, headers: &str, body: &str) {
-    let response = format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\n\r\n{body}", body.len());
-    // The client may have closed the connection, which is what some tests are about.
-    let _ = connection.write_all(response.as_bytes());
 }
 
 /// A server that lists one model and answers each request for a reply with `respond`.

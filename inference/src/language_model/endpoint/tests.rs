@@ -1,13 +1,14 @@
 //! A model behind an endpoint against servers of this process, which answer as the tests want.
 
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Barrier, Mutex};
 
 use serde_json::{Value, json};
 
 use super::*;
+use crate::test_http::{Received, receive, send};
 
 /// A server of this process, with a thread for each connection.
 struct Server {
@@ -27,7 +28,7 @@ impl Server {
             for connection in listener.incoming() {
                 let (mut connection, respond, held) = (connection.unwrap(), respond.clone(), held.clone());
                 thread::spawn(move || {
-                    let Some((head, body)) = receive(&connection) else { return };
+                    let Some(Received { head, body }) = receive(&connection) else { return };
                     if head.starts_with("GET /v1/models ") {
                         return send(&mut connection, "200 OK", "", r#"{"data":[{"id":"m"}]}"#);
                     }
@@ -62,44 +63,6 @@ fn quick() -> EndpointOptions {
         longest_wait: Duration::from_secs(2),
         key: KeyChoice::default(),
     }
-}
-
-fn receive(connection: &TcpStream) -> Option<(String, Value)> {
-    let mut reader = BufReader::new(connection);
-    let mut head = String::new();
-    while !head.ends_with("\r\n\r\n") {
-        if reader.read_line(&mut head).ok()? == 0 {
-            return None;
-        }
-    }
-    let lower = head.to_lowercase();
-    let length = lower.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
-    let mut body = Vec::new();
-    match length {
-        Some(length) => {
-            body.resize(length, 0);
-            reader.read_exact(&mut body).ok()?;
-        }
-        None if lower.contains("chunked") => loop {
-            let mut line = String::new();
-            reader.read_line(&mut line).ok()?;
-            let size = usize::from_str_radix(line.trim(), 16).ok()?;
-            let mut chunk = vec![0; size + 2];
-            reader.read_exact(&mut chunk).ok()?;
-            if size == 0 {
-                break;
-            }
-            body.extend_from_slice(&chunk[..size]);
-        },
-        None => body.extend_from_slice(b"null"),
-    }
-    Some((head, serde_json::from_slice(&body).ok()?))
-}
-
-fn send(connection: &mut TcpStream, status: &str, headers: &str, body: &str) {
-    let length = body.len();
-    // The client may have closed the connection.
-    let _ = write!(connection, "HTTP/1.1 {status}\r\n{headers}Content-Length: {length}\r\n\r\n{body}");
 }
 
 fn say(connection: &mut TcpStream, text: &str, finish_reason: &str) {
