@@ -255,7 +255,8 @@ impl Engine {
 
     /// Forgets what the pages of ended requests hold, so that the replies to come depend on their requests
     /// alone. No request is under way.
-    pub fn forget_prefixes(&mut self) {
+    /// vLLM: `reset_prefix_cache`.
+    pub fn reset_prefix_cache(&mut self) {
         self.scheduler.suspend();
     }
 

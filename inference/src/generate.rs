@@ -56,7 +56,7 @@ impl GeneratorOptions<'_> {
     ) -> Self {
         let longest = prompts.iter().map(|prompt| prompt.len().saturating_add(max_new_tokens)).max();
         Self {
-            max_num_seqs: prompts.len().min(max_num_seqs).max(1),
+            max_num_seqs: prompts.len().min(max_num_seqs),
             longest: longest.unwrap_or(0).min(model.config().max_positions() as usize),
             most_cached_tokens: usize::MAX,
             speculative_tokens: 0,
@@ -64,9 +64,16 @@ impl GeneratorOptions<'_> {
         }
     }
 
-    fn cached_tokens(&self) -> usize {
-        let one = engine::cached_tokens(1, self.longest);
-        engine::cached_tokens(self.max_num_seqs.max(1), self.longest).min(self.most_cached_tokens.max(one))
+    fn engine_options(&self) -> EngineOptions {
+        let sequences = self.max_num_seqs.max(1);
+        let [one, all] = [1, sequences].map(|count| engine::cached_tokens(count, self.longest));
+        EngineOptions {
+            sequences,
+            cached_tokens: all.min(self.most_cached_tokens.max(one)),
+            batched_tokens: engine::BATCHED_TOKENS,
+            order: Order::Arrival,
+            speculative_tokens: self.speculative_tokens,
+        }
     }
 }
 
@@ -140,14 +147,7 @@ impl Generator {
     pub fn new(model: &CausalLm, options: &GeneratorOptions<'_>) -> Result<Self, Error> {
         let pipeline = model.decoder().pipeline().filter(|pipeline| pipeline.has_one_stage_per_rank());
         let stages = pipeline.map_or(1, |pipeline| pipeline.group().size());
-        let engine_options = EngineOptions {
-            sequences: options.max_num_seqs.max(1),
-            cached_tokens: options.cached_tokens(),
-            batched_tokens: engine::BATCHED_TOKENS,
-            order: Order::Arrival,
-            speculative_tokens: options.speculative_tokens,
-        };
-        let engines = Engine::of_stages(model, &engine_options, stages, options.longest)?;
+        let engines = Engine::of_stages(model, &options.engine_options(), stages, options.longest)?;
         let with_draft = |engine: Engine| match options.draft {
             Some(draft) => engine.with_draft(draft),
             None => Ok(engine),
@@ -181,7 +181,7 @@ impl Generator {
             let _ = ended.try_for_each(|(index, completion)| on_reply(index, completion));
             return Ok(replies.completions);
         }
-        self.engines.iter_mut().for_each(Engine::forget_prefixes);
+        self.engines.iter_mut().for_each(Engine::reset_prefix_cache);
         let added = self.add_requests(prompts, options);
         let outcome = added.and_then(|()| self.run(&mut replies, on_token, on_reply));
         if !matches!(outcome, Ok(ControlFlow::Continue(()))) {

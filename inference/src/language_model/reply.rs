@@ -19,8 +19,8 @@ use crate::sample::SamplingParams;
 
 /// The most replies that are generated at once.
 pub const MAX_NUM_SEQS: usize = 64;
-/// The most replies of a part. At its end fewer and fewer replies are under way, so a part is several times as
-/// long as there are replies at once.
+/// The most replies of a part. At its end fewer and fewer replies are under way, so a part is several times
+/// as long as there are replies at once.
 const PART: usize = 4 * MAX_NUM_SEQS;
 /// The most keys and values of the replies at once, in bytes. Long replies wait until there is room for them.
 const CACHE_BYTES: usize = 4 << 30;
@@ -63,6 +63,27 @@ impl ReplyWriter<'_> {
         answered: &[bool],
         on_responses: &mut OnResponses<'_>,
     ) -> Result<(), AnswerError> {
+        let (groups, refused) = self.grouped(requests);
+        if !refused.is_empty() {
+            on_responses(refused)?;
+        }
+
+        let is_open = |prompt: &PromptTokens| !answered[prompt.request];
+        if !groups.iter().flat_map(|group| &group.prompts).any(is_open) {
+            return Ok(());
+        }
+        let mut generator = Generator::new(self.model, &self.room(&groups))?;
+        for PromptGroup { settings, mut prompts } in groups {
+            prompts.sort_by(|left, right| right.ids.len().cmp(&left.ids.len()).then_with(|| left.cmp(right)));
+            for part in prompts.chunks(PART).filter(|part| part.iter().any(is_open)) {
+                self.write(&mut generator, requests, part, settings, on_responses)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The prompts of all requests for replies, and the answers to those that are refused.
+    fn grouped(&self, requests: &[Request]) -> (Vec<PromptGroup>, Vec<(usize, Response)>) {
         let mut groups: Vec<PromptGroup> = Vec::new();
         let mut refused = Vec::new();
         for (index, request) in requests.iter().enumerate() {
@@ -83,22 +104,7 @@ impl ReplyWriter<'_> {
                 None => groups.push(PromptGroup { settings, prompts: vec![prompt] }),
             }
         }
-        if !refused.is_empty() {
-            on_responses(refused)?;
-        }
-
-        let is_open = |prompt: &PromptTokens| !answered[prompt.request];
-        if !groups.iter().flat_map(|group| &group.prompts).any(is_open) {
-            return Ok(());
-        }
-        let mut generator = Generator::new(self.model, &self.room(&groups))?;
-        for PromptGroup { settings, mut prompts } in groups {
-            prompts.sort_by(|left, right| right.ids.len().cmp(&left.ids.len()).then_with(|| left.cmp(right)));
-            for part in prompts.chunks(PART).filter(|part| part.iter().any(is_open)) {
-                self.write(&mut generator, requests, part, settings, on_responses)?;
-            }
-        }
-        Ok(())
+        (groups, refused)
     }
 
     /// Room for the longest replies, if the keys and values stay within [`CACHE_BYTES`].
@@ -109,7 +115,7 @@ impl ReplyWriter<'_> {
         };
         let count: usize = groups.iter().map(|group| group.prompts.len()).sum();
         GeneratorOptions {
-            max_num_seqs: count.clamp(1, MAX_NUM_SEQS),
+            max_num_seqs: count.min(MAX_NUM_SEQS),
             longest: groups.iter().map(longest).max().unwrap_or(0),
             most_cached_tokens: CACHE_BYTES / self.model.decoder().cache_bytes_per_token().max(1),
             speculative_tokens: 0,
