@@ -359,24 +359,19 @@ impl<'a> LocalAnswer<'a> {
         question: &Question,
         listen: &mut Listener<'_>,
     ) -> anyhow::Result<Self> {
-        let sampling = question.sampling;
+        let Sampling { temperature, top_k, top_p, max_new_tokens, seed } = question.sampling;
+        let sampling = SamplingParams { temperature, top_k, top_p, ..SamplingParams::default() };
         let stop_ids = if question.ignore_eos { Vec::new() } else { session.stop_ids() };
         let request = Request {
-            seed: sampling.seed,
-            max_new_tokens: sampling.max_new_tokens,
+            seed,
+            max_new_tokens,
             stop_ids: stop_ids.as_slice().into(),
-            ..Request::new(
-                prompt.ids.as_slice().into(),
-                SamplingParams {
-                    temperature: sampling.temperature,
-                    top_k: sampling.top_k,
-                    top_p: sampling.top_p,
-                    ..SamplingParams::default()
-                },
-            )
+            ..Request::new(prompt.ids.as_slice().into(), sampling)
         };
+
         let _ = listen(Update::Started { prompt_tokens: prompt.ids.len() as u64, dropped: prompt.dropped });
         let mut stream = Stream::new(session, &question.prefix)?;
+        // The model computes in steps alone.
         stream.clock.pause();
         Ok(Self {
             stream,

@@ -18,7 +18,7 @@ use tui::chat::conversation::{self, TurnId};
 use tui::chat::event::{Against, Event, ModelEvent, Notice, Request, TokenReport};
 use tui::line::Statistics;
 
-use super::answerer::{Answer, Answerer, Question, Update, answer_remotely};
+use super::answerer::{Answer, Answerer, LocalAnswer, Question, Update, answer_remotely};
 use super::tokens;
 use crate::exit;
 use crate::session::{self, ModelSource, Speculation};
@@ -268,21 +268,7 @@ impl Models {
                     Err(error) => writer.end(Err(error)),
                 }
             }
-            while !writing.is_empty() {
-                writing.retain_mut(|(writer, answer)| {
-                    if !answer.has_begun() && writer.is_stopped() {
-                        writer.end(Err(STOPPED.to_owned()));
-                        return false;
-                    }
-                    match guarded(|| answer.step(&mut |update| writer.tell(update))).transpose() {
-                        None => true,
-                        Some(outcome) => {
-                            writer.end(outcome);
-                            false
-                        }
-                    }
-                });
-            }
+            take_turns(writing);
         });
     }
 
@@ -371,6 +357,22 @@ impl Writer<'_> {
         };
         // Without a screen there is nobody to tell.
         let _ = self.events.send(Event::Model(event));
+    }
+}
+
+/// Writes answers of models of this process to their ends, a step of each at a time.
+fn take_turns(mut writing: Vec<(Writer<'_>, Box<LocalAnswer<'_>>)>) {
+    while !writing.is_empty() {
+        writing.retain_mut(|(writer, answer)| {
+            let outcome = if !answer.has_begun() && writer.is_stopped() {
+                Some(Err(STOPPED.to_owned()))
+            } else {
+                guarded(|| answer.step(&mut |update| writer.tell(update))).transpose()
+            };
+            let Some(outcome) = outcome else { return true };
+            writer.end(outcome);
+            false
+        });
     }
 }
 
