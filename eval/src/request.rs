@@ -139,9 +139,10 @@ pub trait LanguageModel {
     /// dtype, lengths. Answers are kept under it.
     fn digest(&self) -> &str;
 
-    /// Answers requests in batches of its choice. A batch depends on `requests` alone, never on `answered`, so
-    /// that an evaluation that was broken off gets the same numbers; a batch whose requests are all
-    /// `answered` is left out. `on_responses` gets the answers of a batch as soon as it is done, or one by one.
+    /// Answers requests in batches of its choice. A batch depends on `requests` alone, never on `answered`,
+    /// so that an evaluation that was broken off gets the same numbers; a batch whose requests are all
+    /// `answered` is left out. `on_responses` gets the answers of a batch as soon as it is done, or one by
+    /// one.
     fn respond(
         &mut self,
         requests: &[Request],

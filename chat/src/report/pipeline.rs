@@ -1,5 +1,5 @@
-//! The final report of a pipeline: what the part `eval` found, the reward model on held-out pairs, the runs of
-//! the stages, and what they cost.
+//! The final report of a pipeline: what the part `eval` found, the reward model on held-out pairs, the runs
+//! of the stages, and what they cost.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -127,8 +127,8 @@ fn seconds_of_parts(seconds: &BTreeMap<String, f64>) -> Vec<(&'static str, f64)>
     parts.filter_map(|part| Some((part, *seconds.get(part)?))).collect()
 }
 
-/// The seed, and the sizes of the models. The sizes can differ from `[base]`, because the models may stem from
-/// another base model.
+/// The seed, and the sizes of the models. The sizes can differ from `[base]`, because the models may stem
+/// from another base model.
 fn settings(config: &PipelineConfig) -> anyhow::Result<Map<String, Value>> {
     let mut settings = Map::new();
     settings.insert("seed".into(), json!(config.seed));

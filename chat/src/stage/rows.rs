@@ -85,8 +85,8 @@ impl<T: TrainingRow> TrainEvalRows<T> {
     }
 }
 
-/// Reads the rows of a stage and checks them against the configuration of its model: vocabulary, and length, of
-/// which `longest` is the subject in messages. Reads no weights.
+/// Reads the rows of a stage and checks them against the configuration of its model: vocabulary, and length,
+/// of which `longest` is the subject in messages. Reads no weights.
 pub(super) fn inputs<T: TrainingRow>(
     stage: &StageSchema,
     config: &RunConfig,

@@ -102,10 +102,10 @@ impl WeightAllocator for WeightMemory {
 
 /// The layout of parameters, given with the shape of the local shard, the dtype, and whether they are frozen.
 ///
-/// The chunks of dense weights are the same on all ranks that reduce or gather them together, and the chunks
-/// of replicated trained weights on all tensor-parallel ranks, although these ranks may hold different numbers
-/// of experts and shards of different lengths. They therefore agree on a chunk size, and call this function
-/// together. Without `groups`, this rank decides alone.
+/// The chunks of dense weights are the same on all ranks that reduce or gather them together. The chunks of
+/// replicated weights that are trained are the same on all tensor-parallel ranks, although these ranks may
+/// hold different numbers of experts and shards of different lengths. They therefore agree on a chunk size,
+/// and call this function together. Without `groups`, this rank decides alone.
 pub(crate) fn chunk_layout<'a>(
     parameters: impl Iterator<Item = (&'a Parameter, &'a [i64], Kind, bool)>,
     zero_size: ZeroSize,
@@ -123,6 +123,7 @@ pub(crate) fn chunk_layout<'a>(
             },
         })
         .collect();
+
     let found = search_chunk_configuration(&specs, SearchBounds::for_params(&specs), zero_size);
     let mut chunk_size = [found.chunk_size as f64];
     if let Some(groups) = groups {
