@@ -16,6 +16,6 @@ pub mod store;
 mod trace;
 
 pub use layout::{
-    ALIGNMENT, ChunkConfiguration, ChunkGroup, ChunkLayout, ChunkSpec, ParamSlot, ParamSpec, SearchBounds,
-    Waste, ZeroSize, search_chunk_configuration,
+    ALIGNMENT, ChunkConfiguration, ChunkGroup, ChunkLayout, ChunkSizes, ChunkSpec, ParamSlot, ParamSpec,
+    SearchBounds, Waste, ZeroSize, search_chunk_configuration,
 };

@@ -105,11 +105,10 @@ fn weight_copies<'a>(
     store: Option<&dyn WeightStore>,
 ) -> Result<Vec<Copy<'a>>, Error> {
     let residency = store.map(|store| -> &dyn Residency { store });
-    let is_sharded = residency.is_some_and(Residency::is_sharded);
     // Of sharded weights, only what this rank owns is wanted, and nothing has to be gathered.
-    let access = if is_sharded { Access::Write } else { Access::Read };
+    let is_sharded = residency.is_some_and(Residency::is_sharded);
     let copy = |(index, parameter): (usize, &'a Parameter)| {
-        let _weight = HeldWeights::fetch(residency, Weights::Parameter(index), access)?;
+        let _weight = HeldWeights::fetch(residency, Weights::Parameter(index), Access::ReadOwn)?;
         let own = store.filter(|_| is_sharded).map(|store| store.own_elements(index));
         let flat = flat(&parameter.tensor);
         let own = own.map_or(flat.shallow_clone(), |own| flat.narrow(0, own.start as i64, own.len() as i64));

@@ -39,7 +39,7 @@ fn store(manager: &Arc<ChunkManager>, trainable: bool) -> Arc<dyn WeightStore> {
     let memory = WeightMemory::new(manager, Device::Cpu, &Arc::new(ProcessGroups::single()));
     let store = memory.allocate((0..CHUNKS).map(parameter).collect(), parts).unwrap();
     for index in 0..CHUNKS {
-        let fill: WeightSource = Box::new(move |target| {
+        let fill: WeightSource = Box::new(move |target, _| {
             let _ = target.shallow_clone().fill_(index as f64);
             Ok(())
         });

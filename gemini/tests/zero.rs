@@ -41,7 +41,7 @@ impl Network {
         let parts = (0..SEGMENTS).map(|index| (ModelPart::Segment(index), vec![index])).collect();
         let store = memory.allocate((0..SEGMENTS).map(spec).collect(), parts)?;
         for index in 0..SEGMENTS {
-            let source: WeightSource = Box::new(move |target| {
+            let source: WeightSource = Box::new(move |target, _| {
                 let ramp = Tensor::arange(WIDTH * WIDTH, (Kind::Float, Device::Cpu)) * (index + 1) as f64;
                 let values = ramp.sin().view([WIDTH, WIDTH]) * 0.1;
                 let own = if index + 1 == SEGMENTS { values + offset } else { values };

@@ -8,6 +8,6 @@ mod names;
 mod read;
 mod write;
 
-pub(crate) use read::TensorReader;
 pub use read::WeightFolder;
+pub(crate) use read::{TensorReader, copy_elements};
 pub(crate) use write::save;

@@ -12,11 +12,15 @@
 //! DeepSpeed: `PartitionedParameterCoordinator` (`fetch_sub_module`, `release_sub_module`); FSDP: `unshard`
 //! and `reshard`.
 
+mod joined;
+
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
+
+pub use joined::{JoinedStore, Origin};
 
 use crate::comm::PendingCollective;
 use crate::{Error, Parameter};
@@ -46,6 +50,8 @@ pub enum Weights<'a> {
 pub enum Access {
     /// It reads them.
     Read,
+    /// It reads this rank's part of them. Of sharded weights, only that part is in memory.
+    ReadOwn,
     /// It changes them, so they must be written before their memory is used for something else. Of sharded
     /// weights, only this rank's part is in memory, and only that part may be used.
     Write,
@@ -133,9 +139,10 @@ impl Drop for HeldWeights<'_> {
     }
 }
 
-/// Computes the values of a weight and copies them into the given tensor. It can be called again after the
-/// memory of the weight was used for something else.
-pub type WeightSource = Box<dyn Fn(&Tensor) -> Result<(), Error> + Send>;
+/// Computes elements of a weight, given by their numbers in it, and copies them to their places in the given
+/// tensor, which is contiguous and has the shape of the weight. It can be called again after the memory of
+/// the weight was used for something else.
+pub type WeightSource = Box<dyn Fn(&Tensor, Range<usize>) -> Result<(), Error> + Send>;
 
 /// The place that a weight needs in memory.
 #[derive(Clone, Debug)]
@@ -176,9 +183,13 @@ pub trait WeightStore: Residency {
     /// runs it then. Only if the store [defers](Self::defers_update) it.
     fn defer_update(&self, indices: Vec<usize>, update: WeightUpdate);
 
-    /// The bytes that the budget leaves for tensors while any one part of these weights is in memory. The
-    /// same configuration always has the same number. `None` without a budget.
-    fn room_for_tensors(&self) -> Option<usize>;
+    /// The bytes that the budget leaves for tensors while any one part of these weights is in memory, and
+    /// `beside` bytes of other weights. The same configuration always has the same number. `None` without a
+    /// budget.
+    fn room_for_tensors(&self, beside: usize) -> Option<usize>;
+
+    /// The bytes of the largest part of the model.
+    fn largest_part_bytes(&self) -> usize;
 
     /// Runs the updates that were deferred and did not run yet.
     fn finish_updates(&self) -> Result<(), Error>;

@@ -14,8 +14,14 @@
 //! The chunk size must be the same on all ranks that share chunks: it decides where they end. The other
 //! parameters of these ranks may differ in length and number, and so may the results of their searches. They
 //! have to agree on one of the results before the layout is made.
+//!
+//! Trained and frozen parameters have a chunk size each. The trained parameters of a partly frozen model
+//! therefore have the same chunks among all parameters (weights) and alone (gradients, optimizer state), and
+//! the ranks divide both alike.
 
 use std::collections::HashMap;
+
+use tch::Kind;
 
 /// Every offset is a multiple of this number of elements: 64 bytes in bf16, 128 in fp32.
 pub const ALIGNMENT: usize = 32;
@@ -56,14 +62,14 @@ pub struct ChunkGroup {
     pub is_tied: bool,
     /// Frozen parameters have no gradients and no optimizer state, and their chunks never change.
     pub is_frozen: bool,
-    /// The bytes of an element: all parameters of a chunk have one dtype.
-    pub element_bytes: usize,
+    /// The dtype, of which a chunk has one.
+    pub kind: Kind,
 }
 
 impl ChunkGroup {
     /// Trained shards that are reduced over `dense_data_parallel` and nothing else.
     pub const DENSE: Self =
-        Self { is_expert: false, is_replicated: false, is_tied: false, is_frozen: false, element_bytes: 4 };
+        Self { is_expert: false, is_replicated: false, is_tied: false, is_frozen: false, kind: Kind::Float };
 }
 
 /// One parameter, as far as the layout is concerned.
@@ -106,6 +112,35 @@ impl ZeroSize {
     }
 }
 
+/// The chunk sizes of one model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkSizes {
+    /// For trained parameters.
+    pub trained: usize,
+    /// For frozen parameters.
+    pub frozen: usize,
+}
+
+impl ChunkSizes {
+    /// The chunk size of a group.
+    fn of(self, group: ChunkGroup) -> usize {
+        if group.is_frozen { self.frozen } else { self.trained }
+    }
+
+    /// Both sizes, rounded up to multiples of `multiple`.
+    fn round_up(self, multiple: usize) -> Self {
+        let round_up = |size: usize| size.max(1).next_multiple_of(multiple);
+        Self { trained: round_up(self.trained), frozen: round_up(self.frozen) }
+    }
+}
+
+impl From<usize> for ChunkSizes {
+    /// The same size for all parameters.
+    fn from(size: usize) -> Self {
+        Self { trained: size, frozen: size }
+    }
+}
+
 /// The place of a parameter in its chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamSlot {
@@ -145,7 +180,7 @@ impl Waste {
 /// The chunks of one model, in order of their first use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkLayout {
-    chunk_size: usize,
+    chunk_sizes: ChunkSizes,
     chunks: Vec<ChunkSpec>,
     /// The chunk and the offset of each parameter.
     slots: Vec<(usize, usize)>,
@@ -154,10 +189,10 @@ pub struct ChunkLayout {
 }
 
 impl ChunkLayout {
-    /// Packs the parameters of a model, given in order of use. The chunk size is rounded up so that it
-    /// divides evenly into aligned shards.
-    pub fn new(params: &[ParamSpec], chunk_size: usize, zero_size: ZeroSize) -> Self {
-        let chunk_size = chunk_size.max(1).next_multiple_of(zero_size.size_multiple());
+    /// Packs the parameters of a model, given in order of use. The chunk sizes are rounded up so that they
+    /// divide evenly into aligned shards.
+    pub fn new(params: &[ParamSpec], chunk_sizes: impl Into<ChunkSizes>, zero_size: ZeroSize) -> Self {
+        let chunk_sizes = chunk_sizes.into().round_up(zero_size.size_multiple());
         let mut chunks: Vec<ChunkSpec> = Vec::new();
         let mut slots = Vec::with_capacity(params.len());
         let mut open: HashMap<ChunkGroup, usize> = HashMap::new();
@@ -167,7 +202,7 @@ impl ChunkLayout {
             // parameter is longer than the chunk size counts as open, but nothing fits in.
             let in_open_chunk = open.get(&spec.group).and_then(|&chunk| {
                 let offset = chunks[chunk].numel.next_multiple_of(ALIGNMENT);
-                (offset + spec.numel <= chunk_size).then_some((chunk, offset))
+                (offset + spec.numel <= chunk_sizes.of(spec.group)).then_some((chunk, offset))
             });
             let (chunk, offset) = in_open_chunk.unwrap_or_else(|| {
                 chunks.push(ChunkSpec { group: spec.group, numel: 0, params: Vec::new() });
@@ -186,12 +221,12 @@ impl ChunkLayout {
             chunk.numel = chunk.numel.max(1).next_multiple_of(zero_size.length_multiple(chunk.group));
         }
         let used = params.iter().map(|spec| spec.numel).sum();
-        Self { chunk_size, chunks, slots, used }
+        Self { chunk_sizes, chunks, slots, used }
     }
 
-    /// The chunk size. Only a chunk with a single parameter is longer.
-    pub fn chunk_size(&self) -> usize {
-        self.chunk_size
+    /// The chunk sizes. Only a chunk with a single parameter is longer.
+    pub fn chunk_sizes(&self) -> ChunkSizes {
+        self.chunk_sizes
     }
 
     /// The chunks, in order of their first use.
@@ -219,7 +254,7 @@ impl ChunkLayout {
     /// gaps.
     pub fn uniform_waste(&self) -> Waste {
         let length = |chunk: &ChunkSpec| {
-            if chunk.group.is_tied { chunk.numel } else { chunk.numel.max(self.chunk_size) }
+            if chunk.group.is_tied { chunk.numel } else { chunk.numel.max(self.chunk_sizes.of(chunk.group)) }
         };
         Waste::new(self.chunks.iter().map(length).sum(), self.used)
     }
@@ -281,7 +316,7 @@ pub fn search_chunk_configuration(
     let largest = usual_numels(params).into_iter().max().unwrap_or(0);
     let configuration = |chunk_size| {
         let layout = ChunkLayout::new(params, chunk_size, zero_size);
-        ChunkConfiguration { chunk_size: layout.chunk_size(), waste: layout.uniform_waste() }
+        ChunkConfiguration { chunk_size: layout.chunk_sizes().trained, waste: layout.uniform_waste() }
     };
     // Of several equal elements, `min_by_key` returns the first.
     let configurations = bounds.candidates(largest).map(configuration);
@@ -381,6 +416,28 @@ mod tests {
     }
 
     #[test]
+    fn frozen_parameters_do_not_move_trained_ones() {
+        let mut random = random_numbers(5);
+        for _ in 0..100 {
+            let params = random_params(&mut random);
+            let zero_size = ZeroSize { dense: 1 + random(3), ..ZeroSize::ONE };
+            let chunk_sizes = ChunkSizes { trained: 1 + random(5000), frozen: 1 + random(5000) };
+            let (all, trained): (Vec<usize>, Vec<ParamSpec>) =
+                params.iter().enumerate().filter(|(_, spec)| !spec.group.is_frozen).unzip();
+            let [among_all, alone] =
+                [&params, &trained].map(|params| ChunkLayout::new(params, chunk_sizes, zero_size));
+            let is_trained = |chunk: &&ChunkSpec| !chunk.group.is_frozen;
+            let chunks: Vec<&ChunkSpec> = among_all.chunks().iter().filter(is_trained).collect();
+            assert_eq!(chunks.len(), alone.chunks().len());
+            for (chunk, other) in chunks.into_iter().zip(alone.chunks()) {
+                let named = |slot: &ParamSlot| ParamSlot { param: all[slot.param], ..*slot };
+                assert_eq!((chunk.group, chunk.numel), (other.group, other.numel));
+                assert_eq!(chunk.params, other.params.iter().map(named).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
     fn other_shards_do_not_move_partial_gradients() {
         let with_shards_of = |numel| {
             let norm = ParamSpec { numel: 70, group: REPLICATED };
@@ -409,7 +466,7 @@ mod tests {
         let expert = ParamSpec { numel: 100, group: EXPERT };
         let layout = ChunkLayout::new(&[dense(&[100]), vec![expert]].concat(), 100, zero_size);
         // 2048 * lcm(6, 4) = 24 576; 2048 * 6 = 12 288; 2048 * 4 = 8192.
-        assert_eq!(layout.chunk_size(), 24_576);
+        assert_eq!(layout.chunk_sizes(), ChunkSizes::from(24_576));
         assert_eq!(lengths(&layout), [12_288, 8192]);
     }
 
@@ -428,12 +485,14 @@ mod tests {
         for _ in 0..300 {
             let params = random_params(&mut random);
             let zero_size = ZeroSize { dense: 1 + random(6), expert: 1 + random(4), ..ZeroSize::ONE };
-            let layout = ChunkLayout::new(&params, 1 + random(5000), zero_size);
+            let chunk_sizes = ChunkSizes { trained: 1 + random(5000), frozen: 1 + random(5000) };
+            let layout = ChunkLayout::new(&params, chunk_sizes, zero_size);
             let mut seen = 0;
             for (index, chunk) in layout.chunks().iter().enumerate() {
                 let ranks = if chunk.group.is_expert { zero_size.expert } else { zero_size.dense };
                 assert!(chunk.numel.is_multiple_of(shards_unit(ranks)));
-                assert!(chunk.numel <= layout.chunk_size() || chunk.params.len() == 1);
+                let chunk_size = layout.chunk_sizes().of(chunk.group);
+                assert!(chunk.numel <= chunk_size || chunk.params.len() == 1);
                 let mut end = 0;
                 for slot in &chunk.params {
                     assert_eq!(layout.slot_of(slot.param), (index, slot.offset));

@@ -43,9 +43,7 @@ pub(crate) struct Place {
 /// What a store holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// The weights of a model that is not trained.
-    FrozenWeights,
-    /// The weights of a model that is trained.
+    /// Weights. Those of frozen chunks do not change.
     Weights,
     /// Gradients.
     Gradients,
@@ -108,14 +106,26 @@ struct DeferredUpdate {
     run: WeightUpdate,
 }
 
-/// The place of the chunks of a store that are not in memory.
+/// The places of the chunks of a store that are not in memory.
 struct Scratch {
-    /// The offset of each chunk in the file, or of this rank's shard of it.
+    /// The offset of each chunk in its file, or of this rank's shard of it.
     offsets: Vec<u64>,
-    bytes: u64,
-    /// Created when the first chunk changes.
-    file: Mutex<Option<Arc<DiskFile>>>,
+    /// Holds the chunks that change; `None` if none does, or if nothing goes to the disk.
+    changing: Option<Arc<DiskFile>>,
+    /// Holds the others, if their values cannot be read again. Created when the first of them needs it.
+    unchanging: Mutex<Option<Arc<DiskFile>>>,
+    unchanging_bytes: u64,
 }
+
+/// The lengths of two scratch files.
+#[derive(Default)]
+struct FileBytes {
+    changing: u64,
+    unchanging: u64,
+}
+
+/// The byte ranges of this rank's shard of a chunk and of the shards of the other ranks.
+type Cut = (Range<usize>, Vec<Range<usize>>);
 
 struct Tensors {
     /// One tensor per parameter.
@@ -137,8 +147,8 @@ impl std::fmt::Debug for ChunkStore {
 }
 
 impl ChunkStore {
-    /// Reserves the memory of one tensor per place. `layout` has one parameter per place. For values that
-    /// will change, the space on the disk is taken at once.
+    /// Reserves the memory of one tensor per place. `layout` has one parameter per place. The space on the
+    /// disk for values that will change, which are those of chunks that are not frozen, is taken at once.
     pub(crate) fn new(
         manager: &Arc<ChunkManager>,
         layout: &Arc<ChunkLayout>,
@@ -151,7 +161,6 @@ impl ChunkStore {
             layout.chunks().iter().map(|chunk| places[chunk.params[0].param].kind).collect();
         let is_static = manager.budget().is_some_and(|budget| budget.placement == PlacementPolicy::Static);
         let stays = is_static && content != Content::OptimizerState;
-        let changes = content != Content::FrozenWeights && !stays;
 
         let (mut pieces, mut scratch) = (Vec::new(), None);
         let driver = manager.driver();
@@ -163,7 +172,7 @@ impl ChunkStore {
                 None => Arena::reserve(bytes)?,
             };
             let tensors = tensors_in_arena(&arena, layout, &ranges, &kinds, places)?;
-            let cut: Vec<(Range<usize>, Vec<Range<usize>>)> = layout
+            let cut: Vec<Cut> = layout
                 .chunks()
                 .iter()
                 .zip(ranges)
@@ -175,7 +184,9 @@ impl ChunkStore {
             }
             let kept = sharding.as_ref().map_or(Kept::Whole, |sharding| sharding.kept);
             if manager.is_limited() || kept != Kept::Whole {
-                (pieces, scratch) = register(manager, &arena, &cut, kept, [changes, stays])?;
+                let changes = layout.chunks().iter().map(|chunk| !chunk.group.is_frozen && !stays);
+                let cut: Vec<_> = cut.into_iter().zip(changes).collect();
+                (pieces, scratch) = register(manager, &arena, &cut, kept, stays)?;
             }
             tensors
         } else {
@@ -287,19 +298,21 @@ impl ChunkStore {
         self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The place of chunk `chunk` in the scratch file, which is created at its first use; `None` if it never
-    /// goes to the disk.
+    /// The place of chunk `chunk` in a scratch file; `None` if it never goes to the disk.
     fn scratch_place(&self, chunk: usize) -> Result<Option<ScratchPlace>, Error> {
         if self.stays || !self.manager.uses_disk() {
             return Ok(None);
         }
         let scratch = self.scratch.as_ref().expect("chunks that leave memory have a place to go");
-        let mut file = scratch.file.lock().unwrap_or_else(PoisonError::into_inner);
-        if file.is_none() {
-            *file = Some(new_scratch(&self.manager, scratch.bytes)?);
+        let offset = scratch.offsets[chunk];
+        if !self.layout.chunks()[chunk].group.is_frozen {
+            return Ok(scratch.changing.clone().map(|file| ScratchPlace { file, offset }));
         }
-        let file = Arc::clone(file.as_ref().expect("it was just created"));
-        Ok(Some(ScratchPlace { file, offset: scratch.offsets[chunk] }))
+        let mut file = scratch.unchanging.lock().unwrap_or_else(PoisonError::into_inner);
+        if file.is_none() {
+            *file = Some(new_scratch(&self.manager, scratch.unchanging_bytes)?);
+        }
+        Ok(file.clone().map(|file| ScratchPlace { file, offset }))
     }
 }
 
@@ -376,12 +389,7 @@ fn ranges(layout: &ChunkLayout, kinds: &[Kind], granularity: usize) -> (Vec<Rang
 
 /// Cuts the byte range of a chunk into this rank's shard and the parts before and after it. A chunk that is
 /// kept whole is its own shard.
-fn cut(
-    chunk: &ChunkSpec,
-    range: Range<usize>,
-    kind: Kind,
-    sharding: Option<&Sharding>,
-) -> (Range<usize>, Vec<Range<usize>>) {
+fn cut(chunk: &ChunkSpec, range: Range<usize>, kind: Kind, sharding: Option<&Sharding>) -> Cut {
     let Some(sharding) = sharding.filter(|sharding| sharding.kept != Kept::Whole) else {
         return (range, Vec::new());
     };
@@ -394,35 +402,37 @@ fn cut(
     (own.start..end, others.into_iter().filter(|range| !range.is_empty()).collect())
 }
 
-/// Registers the pieces of chunks. If they change, they get a scratch file, in which the pieces lie one after
-/// the other; those of other ranks only if their values are kept until they are reduced. Pieces that `stays`
-/// is set for never leave memory.
+/// Registers the pieces of chunks, given with whether their values change. Those that change get a scratch
+/// file, in which the pieces lie one after the other; the shards of other ranks only if their values are kept
+/// until they are reduced. Pieces that `stays` is set for never leave memory.
 fn register(
     manager: &ChunkManager,
     arena: &Arc<Arena>,
-    cut: &[(Range<usize>, Vec<Range<usize>>)],
+    chunks: &[(Cut, bool)],
     kept: Kept,
-    [changes, stays]: [bool; 2],
+    stays: bool,
 ) -> Result<(Vec<Pieces>, Option<Scratch>), Error> {
     let others_change = kept == Kept::UntilReduced;
     let written = |others: &Vec<Range<usize>>| {
         if others_change { others.iter().map(Range::len).sum() } else { 0 }
     };
-    let mut bytes = 0;
-    let offsets: Vec<u64> = cut
+    let mut bytes = FileBytes::default();
+    let offsets: Vec<u64> = chunks
         .iter()
-        .map(|(own, others)| {
-            let offset = bytes;
-            bytes += (own.len() + written(others)) as u64;
+        .map(|((own, others), changes)| {
+            let end = if *changes { &mut bytes.changing } else { &mut bytes.unchanging };
+            let offset = *end;
+            *end += (own.len() + written(others)) as u64;
             offset
         })
         .collect();
-    let file = if changes && manager.uses_disk() { Some(new_scratch(manager, bytes)?) } else { None };
+    let has_file = bytes.changing > 0 && manager.uses_disk();
+    let file = if has_file { Some(new_scratch(manager, bytes.changing)?) } else { None };
 
-    let pieces = cut.iter().zip(&offsets).map(|((own, others), &offset)| {
+    let pieces = chunks.iter().zip(&offsets).map(|(((own, others), changes), &offset)| {
         let mut next = offset;
         let mut piece = |range: &Range<usize>, has_place: bool| {
-            let place = file.as_ref().filter(|_| has_place);
+            let place = file.as_ref().filter(|_| has_place && *changes);
             let place = place.map(|file| ScratchPlace { file: Arc::clone(file), offset: next });
             next += range.len() as u64;
             manager.register(arena, range.clone(), place, stays)
@@ -433,7 +443,8 @@ fn register(
         }
     });
     let pieces = pieces.collect();
-    Ok((pieces, Some(Scratch { offsets, bytes, file: Mutex::new(file) })))
+    let unchanging = Mutex::default();
+    Ok((pieces, Some(Scratch { offsets, unchanging_bytes: bytes.unchanging, changing: file, unchanging })))
 }
 
 fn new_scratch(manager: &ChunkManager, bytes: u64) -> Result<Arc<DiskFile>, Error> {

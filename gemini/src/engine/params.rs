@@ -241,9 +241,7 @@ pub(super) fn param_states(
     trained: &[(usize, &Parameter)],
     stores: &Stores,
 ) -> Result<Vec<ParamState>, Error> {
-    // Of sharded weights, a rank copies only what it owns, and nothing has to be gathered.
     let residency = stores.weight_residency();
-    let access = if residency.is_some_and(Residency::is_sharded) { Access::Write } else { Access::Read };
     let mut states = Vec::with_capacity(trained.len());
     for (param, &(index, parameter)) in trained.iter().enumerate() {
         let own = stores.grads.own_elements_of(param);
@@ -253,7 +251,7 @@ pub(super) fn param_states(
         let master = match masters {
             None => own_weight.shallow_clone(),
             Some(masters) => {
-                let _weight = HeldWeights::fetch(residency, Weights::Parameter(index), access)?;
+                let _weight = HeldWeights::fetch(residency, Weights::Parameter(index), Access::ReadOwn)?;
                 let chunk = stores.layout.slot_of(param).0;
                 let _master = HeldShards::fetch([(&**masters, Access::Write)], chunk)?;
                 let mut master = piece(masters.param(param));

@@ -1,6 +1,7 @@
 //! Reads the weight files of a model folder.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,6 +30,12 @@ impl WeightFolder {
         for name in file_names(folder)? {
             files.push(Arc::new(TensorFile::open(&folder.join(name))?));
         }
+        Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new(), resized_vocab: None })
+    }
+
+    /// Opens one file of a folder, and no other.
+    pub(crate) fn open_file(folder: &Path, name: &str) -> Result<Self, Error> {
+        let files = vec![Arc::new(TensorFile::open(&folder.join(name))?)];
         Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new(), resized_vocab: None })
     }
 
@@ -130,16 +137,27 @@ impl TensorReader {
         Ok(placement.shard(&if to < from { full.narrow(0, 0, to) } else { with_mean_rows(&full, to - from) }))
     }
 
-    /// Reads this rank's shard into `target`, in its dtype and memory layout.
-    pub(crate) fn read_into(&self, target: &Tensor) -> Result<(), Error> {
+    /// Reads some elements of this rank's shard into their places in `target`, in its dtype.
+    pub(crate) fn read_into(&self, target: &Tensor, elements: Range<usize>) -> Result<(), Error> {
         let Self { file, name, shape, placement, resized } = self;
         if resized.is_none() {
-            return Ok(file.read_into(name, shape, placement, target)?);
+            return Ok(file.read_into(name, shape, placement, elements, target)?);
         }
-        let values = self.read()?;
-        no_grad(|| target.detach().copy_(&values));
+        copy_elements(target, &self.read()?, elements);
         Ok(())
     }
+}
+
+/// Copies some elements of `values` to their places in `target`, a contiguous tensor of the same shape.
+pub(crate) fn copy_elements(target: &Tensor, values: &Tensor, elements: Range<usize>) {
+    let target = target.detach();
+    no_grad(|| {
+        if elements.len() == target.numel() {
+            return target.shallow_clone().copy_(values);
+        }
+        let narrow = |flat: &Tensor| flat.narrow(0, elements.start as i64, elements.len() as i64);
+        narrow(&target.view([-1])).copy_(&narrow(&values.reshape([-1])));
+    });
 }
 
 /// Appends `count` rows to `tensor` `[N, H]`, each the mean of the existing rows.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +20,7 @@ use crate::Placement;
 const MAX_HEADER: u64 = 100_000_000;
 
 /// The elements that are read at a time.
-const PIECE_ELEMENTS: i64 = 1 << 18;
+const PIECE_ELEMENTS: usize = 1 << 18;
 
 /// An open file with its parsed header.
 #[derive(Debug)]
@@ -128,57 +129,52 @@ impl TensorFile {
     ) -> Result<Tensor, Error> {
         let (_, kind) = self.entry(name, shape)?;
         let tensor = Tensor::f_empty(placement.local_shape(shape), (kind, Device::Cpu))?;
-        self.read_shard((name, shape), placement, &tensor, allowed)?;
+        self.read_elements((name, shape), placement, 0..tensor.numel(), &tensor, allowed)?;
         Ok(tensor)
     }
 
-    /// Reads this rank's shard of the tensor `name`, whose full shape is `shape`, into `target`, a tensor of
-    /// the shape of the shard in any dtype and memory layout. Needs memory for a piece of the tensor only.
+    /// Reads some elements of this rank's shard of the tensor `name`, whose full shape is `shape`, into their
+    /// places in `target`, a contiguous tensor of the shape of the shard in any dtype. Needs memory for a
+    /// piece of the tensor only.
     pub fn read_into(
         &self,
         name: &str,
         shape: &[i64],
         placement: &Placement,
+        elements: Range<usize>,
         target: &Tensor,
     ) -> Result<(), Error> {
-        self.read_shard((name, shape), placement, target, AllowedValues::Any)
+        self.read_elements((name, shape), placement, elements, target, AllowedValues::Any)
     }
 
-    fn read_shard(
+    fn read_elements(
         &self,
         (name, shape): (&str, &[i64]),
         placement: &Placement,
+        elements: Range<usize>,
         target: &Tensor,
         allowed: AllowedValues,
     ) -> Result<(), Error> {
         let (entry, kind) = self.entry(name, shape)?;
         let size = kind.elt_size_in_bytes();
-        let local_shape = placement.local_shape(shape);
-        assert_eq!(target.size(), local_shape, "the target has the shape of the shard");
-        // A contiguous target can be cut anywhere, any other one into whole rows.
-        let (target, row_shape) = if target.is_contiguous() {
-            (target.detach().view([-1]), &[][..])
-        } else {
-            (target.detach(), &local_shape[1..])
-        };
-        let row = row_shape.iter().product::<i64>();
-        let rows_per_piece = (PIECE_ELEMENTS / row.max(1)).max(1);
+        assert_eq!(target.size(), placement.local_shape(shape), "the target has the shape of the shard");
+        let target = target.detach().view([-1]);
+        let numbers = placement.element_numbers(shape).skip(elements.start as u64);
 
-        let elements = placement.element_numbers(shape);
         let (mut buffer, mut done) = (Vec::new(), 0);
-        for first in (0..target.size()[0]).step_by(rows_per_piece as usize) {
-            let rows = rows_per_piece.min(target.size()[0] - first);
-            buffer.resize((rows * row) as usize * size, 0);
+        for first in elements.clone().step_by(PIECE_ELEMENTS) {
+            let count = PIECE_ELEMENTS.min(elements.end - first);
+            buffer.resize(count * size, 0);
             let mut rest = buffer.as_mut_slice();
             while !rest.is_empty() {
-                let (number, run) = elements.run_at(done);
+                let (number, run) = numbers.run_at(done);
                 let count = run.min((rest.len() / size) as u64);
-                let (numbers, remaining) = rest.split_at_mut(count as usize * size);
-                self.read_numbers((name, entry, kind), number, numbers, allowed)?;
+                let (read, remaining) = rest.split_at_mut(count as usize * size);
+                self.read_numbers((name, entry, kind), number, read, allowed)?;
                 (rest, done) = (remaining, done + count);
             }
-            let piece = Tensor::f_from_data_size(&buffer, &[&[rows], row_shape].concat(), kind)?;
-            no_grad(|| target.narrow(0, first, rows).f_copy_(&piece))?;
+            let piece = Tensor::f_from_data_size(&buffer, &[count as i64], kind)?;
+            no_grad(|| target.narrow(0, first as i64, count as i64).f_copy_(&piece))?;
         }
         Ok(())
     }
@@ -427,7 +423,7 @@ mod tests {
     #[test]
     fn pieces_land_where_the_whole_tensor_has_them() {
         let [rows, columns] = [700i64, 1000];
-        assert!(rows * columns > PIECE_ELEMENTS && PIECE_ELEMENTS % columns != 0);
+        assert!((rows * columns) as usize > PIECE_ELEMENTS && PIECE_ELEMENTS % columns as usize != 0);
         let whole = Tensor::arange(rows * columns, (Kind::Float, Device::Cpu)).view([rows, columns]);
         let header = format!(
             r#"{{"a": {{"dtype": "F32", "shape": [700, 1000], "data_offsets": [0, {}]}}}}"#,
@@ -453,11 +449,17 @@ mod tests {
             assert_eq!(file.read("a", &[rows, columns], &placement).unwrap(), expected);
             let [height, width] = expected.size()[..] else { panic!("a matrix") };
             for kind in [Kind::Float, Kind::BFloat16] {
-                let row_major = Tensor::zeros([height, width], (kind, Device::Cpu));
-                let column_major = Tensor::zeros([width, height], (kind, Device::Cpu)).tr();
-                for target in [row_major, column_major] {
-                    file.read_into("a", &[rows, columns], &placement, &target).unwrap();
-                    assert_eq!(target, expected.to_kind(kind));
+                let numel = expected.numel();
+                for elements in [0..numel, numel / 3..numel - 7, 5..5] {
+                    let target = Tensor::full([height, width], -1, (kind, Device::Cpu));
+                    file.read_into("a", &[rows, columns], &placement, elements.clone(), &target).unwrap();
+                    let unread = Tensor::full([height, width], -1, (kind, Device::Cpu));
+                    let narrow = |x: &Tensor| {
+                        let (start, length) = (elements.start as i64, elements.len() as i64);
+                        x.view([-1]).narrow(0, start, length)
+                    };
+                    narrow(&unread).copy_(&narrow(&expected));
+                    assert_eq!(target, unread, "{placement:?} {elements:?}");
                 }
             }
         }

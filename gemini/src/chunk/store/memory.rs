@@ -9,7 +9,7 @@ use tch::{Device, Kind};
 use super::{ChunkStore, Content, Place};
 use crate::Error;
 use crate::chunk::layout::{
-    ChunkGroup, ChunkLayout, ParamSpec, SearchBounds, ZeroSize, search_chunk_configuration,
+    ChunkGroup, ChunkLayout, ChunkSizes, ParamSpec, SearchBounds, ZeroSize, search_chunk_configuration,
 };
 use crate::chunk::manager::ChunkManager;
 use crate::error::residency_error;
@@ -70,8 +70,7 @@ impl WeightMemory {
         let layout = Arc::new(chunk_layout(described, zero_size, agreeing)?);
         let place = |spec: &WeightSpec| Place { shape: spec.shape.clone(), kind: spec.kind };
         let places: Vec<Place> = specs.iter().map(place).collect();
-        let content = if is_trained { Content::Weights } else { Content::FrozenWeights };
-        ChunkStore::new(&self.manager, &layout, sharding, &places, self.device, content)
+        ChunkStore::new(&self.manager, &layout, sharding, &places, self.device, Content::Weights)
     }
 }
 
@@ -119,17 +118,21 @@ pub(crate) fn chunk_layout<'a>(
                 is_replicated: !parameter.placement.is_shard(),
                 is_tied: parameter.tied_group.is_some(),
                 is_frozen,
-                element_bytes: kind.elt_size_in_bytes(),
+                kind,
             },
         })
         .collect();
 
-    let found = search_chunk_configuration(&specs, SearchBounds::for_params(&specs), zero_size);
-    let mut chunk_size = [found.chunk_size as f64];
+    let mut chunk_sizes = [false, true].map(|is_frozen| {
+        let specs: Vec<ParamSpec> =
+            specs.iter().filter(|spec| spec.group.is_frozen == is_frozen).copied().collect();
+        search_chunk_configuration(&specs, SearchBounds::for_params(&specs), zero_size).chunk_size as f64
+    });
     if let Some(groups) = groups {
         for group in [groups.tensor_parallel(), groups.dense_data_parallel()] {
-            chunk_size = group.all_reduce_max(chunk_size)?;
+            chunk_sizes = group.all_reduce_max(chunk_sizes)?;
         }
     }
-    Ok(ChunkLayout::new(&specs, chunk_size[0] as usize, zero_size))
+    let [trained, frozen] = chunk_sizes.map(|size| size as usize);
+    Ok(ChunkLayout::new(&specs, ChunkSizes { trained, frozen }, zero_size))
 }

@@ -51,16 +51,6 @@ impl ChunkStore {
         }
     }
 
-    /// The bytes of the chunks of the largest part of the model.
-    fn largest_part_bytes(&self) -> usize {
-        let chunk_bytes = |chunk: usize| {
-            let chunk = self.chunk(chunk);
-            chunk.numel() * chunk.kind().elt_size_in_bytes()
-        };
-        let parts = self.parts.keys().map(|&part| self.chunks_of(Weights::Part(part)));
-        parts.map(|chunks| chunks.into_iter().map(chunk_bytes).sum()).max().unwrap_or(0)
-    }
-
     fn lock_updates(&self) -> MutexGuard<'_, Vec<DeferredUpdate>> {
         self.updates.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -101,7 +91,7 @@ impl ChunkStore {
         sharding: &Sharding,
     ) -> Result<(), Error> {
         let mut all = self.lock_sharded();
-        if access == Access::Write {
+        if access != Access::Read {
             for &chunk in chunks {
                 self.fetch_shard(chunk, access)?;
                 all[chunk].state.enter(ChunkState::Compute);
@@ -154,7 +144,8 @@ impl ChunkStore {
         if self.lock().loading[chunk].is_empty() {
             self.fetch_chunk(chunk, Access::Read)?;
         }
-        source(&self.target(param))?;
+        let target = self.target(param);
+        source(&target, 0..target.numel())?;
 
         let sources = {
             let mut tensors = self.lock();
@@ -170,13 +161,14 @@ impl ChunkStore {
             self.check_replicas(chunk, sharding)?;
         }
         if self.manager.is_limited() {
-            let is_sharded = self.own_shards().is_some();
-            let targets: Option<Vec<(Tensor, WeightSource)>> = sources
+            let targets: Option<Vec<(Tensor, Range<usize>, WeightSource)>> = sources
                 .into_iter()
-                .map(|(param, source)| Some((self.target(param), source.filter(|_| !is_sharded)?)))
+                .map(|(param, source)| Some((self.target(param), self.kept_elements_of(param), source?)))
                 .collect();
             if let Some(targets) = targets {
-                let fill = move || targets.iter().try_for_each(|(target, source)| source(target));
+                let fill = move || {
+                    targets.iter().try_for_each(|(target, kept, source)| source(target, kept.clone()))
+                };
                 self.manager.set_source(pieces.own, Box::new(fill));
             } else {
                 self.manager.set_changed(pieces.own, self.scratch_place(chunk)?);
@@ -184,6 +176,14 @@ impl ChunkStore {
         }
         self.release_chunk(chunk);
         self.free_other_shards(chunk)
+    }
+
+    /// The elements of parameter `param` that this rank keeps between two uses.
+    fn kept_elements_of(&self, param: usize) -> Range<usize> {
+        match self.own_shards() {
+            Some(_) => self.own_elements_of(param),
+            None => 0..self.param(param).numel(),
+        }
     }
 
     /// Checks that all ranks have loaded the same values into a chunk, of which each keeps a shard.
@@ -282,8 +282,17 @@ impl WeightStore for ChunkStore {
         self.lock_updates().push(DeferredUpdate { params, chunks, run: update });
     }
 
-    fn room_for_tensors(&self) -> Option<usize> {
-        self.manager.room_beside(self.largest_part_bytes())
+    fn room_for_tensors(&self, beside: usize) -> Option<usize> {
+        self.manager.room_beside(self.largest_part_bytes() + beside)
+    }
+
+    fn largest_part_bytes(&self) -> usize {
+        let chunk_bytes = |chunk: usize| {
+            let chunk = self.chunk(chunk);
+            chunk.numel() * chunk.kind().elt_size_in_bytes()
+        };
+        let parts = self.parts.keys().map(|&part| self.chunks_of(Weights::Part(part)));
+        parts.map(|chunks| chunks.into_iter().map(chunk_bytes).sum()).max().unwrap_or(0)
     }
 
     fn finish_updates(&self) -> Result<(), parallel::Error> {
