@@ -7,9 +7,11 @@ use tch::Tensor;
 
 use crate::Error;
 use crate::architecture::{Architecture, Position, Qkv};
-use crate::layer::{Linear, ModuleBuilder, Norm};
+use crate::builder::ModuleBuilder;
+use crate::linear::Linear;
 use crate::mask::{Alibi, MaskKind};
 use crate::model_parallel::{HeadPartition, WeightPlacement};
+use crate::norm::Norm;
 use crate::rope::Rotary;
 use crate::tensor_parallel_region::TensorParallelRegion;
 
@@ -127,17 +129,16 @@ impl Attention {
         let [mut q, mut k, v] = match &self.projection {
             Projection::Separate([q, k, v]) => {
                 let split_heads = |x: Tensor, heads| x.unflatten(1, [heads, self.head_dim]);
-                let q = split_heads(q.forward(x), heads);
-                let [k, v] = [k, v].map(|linear| split_heads(self.project_kv(linear, x), kv_heads));
-                [q, k, v]
+                let [q, k, v] = [q.forward(x)?, self.project_kv(k, x)?, self.project_kv(v, x)?];
+                [split_heads(q, heads), split_heads(k, kv_heads), split_heads(v, kv_heads)]
             }
             Projection::Fused(linear) => {
-                let qkv = linear.forward(x).unflatten(1, [heads + 2 * kv_heads, self.head_dim]);
+                let qkv = linear.forward(x)?.unflatten(1, [heads + 2 * kv_heads, self.head_dim]);
                 [(0, heads), (heads, kv_heads), (heads + kv_heads, kv_heads)]
                     .map(|(start, count)| qkv.narrow(1, start, count))
             }
             Projection::InterleavedByHead(linear) => {
-                let qkv = linear.forward(x).unflatten(1, [heads, 3, self.head_dim]);
+                let qkv = linear.forward(x)?.unflatten(1, [heads, 3, self.head_dim]);
                 [0, 1, 2].map(|index| qkv.select(2, index))
             }
         };
@@ -152,7 +153,7 @@ impl Attention {
     }
 
     /// Projects `x` to the keys or values of this rank's key-value heads.
-    fn project_kv(&self, linear: &Linear, x: &Tensor) -> Tensor {
+    fn project_kv(&self, linear: &Linear, x: &Tensor) -> Result<Tensor, parallel::Error> {
         match self.heads.kv_placement {
             WeightPlacement::ReplicatePartialGrad => {
                 let kv_heads = &self.heads.kv_heads;

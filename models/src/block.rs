@@ -9,10 +9,11 @@ use crate::Error;
 use crate::architecture::{Architecture, ResidualOrder};
 use crate::attention::Attention;
 use crate::batch::gather_rows;
+use crate::builder::ModuleBuilder;
 use crate::forward_context::ForwardContext;
-use crate::layer::{ModuleBuilder, Norm};
 use crate::mlp::Mlp;
 use crate::moe::MoeLayer;
+use crate::norm::Norm;
 
 /// Computes attention `[N, heads * D]` from queries, keys and values.
 pub type AttentionFn<'a> = dyn FnMut(&Attention, &[Tensor; 3]) -> Result<Tensor, parallel::Error> + 'a;

@@ -3,6 +3,7 @@
 //! Logits are not computed here. The caller computes the logits that it needs with the head.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use parallel::Segmented;
 use tch::Tensor;
@@ -11,8 +12,9 @@ use crate::Error;
 use crate::cache::KvCache;
 use crate::cached_batch::CachedRow;
 use crate::config::Config;
-use crate::decoder::{HeadKind, SCORE_WEIGHT, load};
+use crate::decoder::{HeadKind, SCORE_WEIGHT, load, role};
 use crate::head::Head;
+use crate::lora::{AdapterFolder, LoraPlan};
 use crate::model::Model;
 use crate::weights::WeightFolder;
 
@@ -62,10 +64,29 @@ impl CausalLm {
         Ok(Self::new(load::share(&self.decoder)?))
     }
 
-    /// Writes `config.json` and the weights. Every rank that holds a shard of the model must call it.
+    /// A model that shares the frozen weights of this one, with new adapters: it computes what this model
+    /// computes. Their values depend only on the seed.
+    pub fn with_new_adapter(&self, lora: &Arc<LoraPlan>, seed: u64, trainable: bool) -> Result<Self, Error> {
+        let head = HeadKind::Vocabulary;
+        Ok(Self::new(role::with_new_adapter(&self.decoder, head, Some(lora), seed, trainable)?))
+    }
+
+    /// A model that shares the frozen weights of this one, with the adapters of a folder.
+    pub fn with_adapter(&self, folder: &mut AdapterFolder, trainable: bool) -> Result<Self, Error> {
+        Ok(Self::new(role::with_adapter(&self.decoder, HeadKind::Vocabulary, folder, None, trainable)?))
+    }
+
+    /// A model without adapters that computes the same: each adapter is added to the weight of its layer, in
+    /// fp32. `options` say how its weights are held.
+    pub fn merge(&self, options: &LoadOptions) -> Result<Self, Error> {
+        Ok(Self::new(role::merge(&self.decoder, HeadKind::Vocabulary, options)?))
+    }
+
+    /// Writes `config.json` and the weights, or an adapter folder. Every rank that holds a shard of the model
+    /// must call it.
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
         let config = self.config().for_causal_lm(self.decoder.kind());
-        self.decoder.save(folder, &config)
+        self.decoder.save(folder, HeadKind::Vocabulary, &config)
     }
 
     /// The vocabulary head. No known family has a bias.

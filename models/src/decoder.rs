@@ -9,12 +9,13 @@
 pub mod build;
 pub mod inference;
 pub mod load;
+pub(crate) mod role;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use parallel::comm::ProcessGroup;
-use parallel::residency::{WeightAllocator, WeightStore};
+use parallel::residency::{ModelPart, WeightAllocator, WeightStore};
 use parallel::{Parameter, PipelineStages, Segmented};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -23,10 +24,13 @@ use crate::architecture::{Architecture, Position};
 use crate::attention::Attention;
 use crate::batch::{Batch, gather_rows};
 use crate::block::Block;
+use crate::builder::{ParameterPart, ParameterRequest};
 use crate::config::Config;
 use crate::forward_context::ForwardContext;
-use crate::layer::{Linear, Norm, ParameterRequest};
+use crate::linear::Linear;
+use crate::lora::{LoraPlan, folder};
 use crate::model_parallel::ModelParallel;
+use crate::norm::Norm;
 use crate::rope::Rotary;
 use crate::tensor_parallel_region::TensorParallelRegion;
 use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
@@ -39,16 +43,27 @@ pub const SCORE_WEIGHT: &str = "score.weight";
 /// ranks.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// The dtype of the parameters; the scalar head is always fp32.
+    /// The dtype of the parameters; the scalar head and adapters are always fp32.
     pub kind: Kind,
     /// The device of the parameters.
     pub device: Device,
-    /// Whether the parameters require gradients.
+    /// Whether the parameters require gradients; of a model with adapters, those beside the trunk.
     pub trainable: bool,
     /// How the model is split over ranks.
     pub model_parallel: ModelParallel,
     /// Reserves the memory of the parameters. `None` allocates each of them on its own.
     pub memory: Option<Arc<dyn WeightAllocator>>,
+}
+
+/// What a decoder is built from, beside the values of its parameters.
+#[derive(Clone, Debug)]
+pub struct DecoderSpec {
+    /// The configuration of the model.
+    pub config: Config,
+    /// The head.
+    pub head: HeadKind,
+    /// The adapters of its linear layers, if they have any.
+    pub lora: Option<Arc<LoraPlan>>,
 }
 
 impl LoadOptions {
@@ -58,14 +73,22 @@ impl LoadOptions {
     }
 
     fn kind_of(&self, request: &ParameterRequest<'_>) -> Kind {
-        if request.name == SCORE_WEIGHT { Kind::Float } else { self.kind }
+        match request.part {
+            ParameterPart::Adapter | ParameterPart::ScalarHead => Kind::Float,
+            ParameterPart::Trunk | ParameterPart::TrunkCopy => self.kind,
+        }
     }
 
     /// Moves a parameter to the requested device and dtype. Its memory is contiguous: the optimizer's kernel
     /// walks weight and gradient in memory order, and gradients are contiguous.
     pub(crate) fn materialize(&self, request: &ParameterRequest<'_>, tensor: &Tensor) -> Tensor {
         let converted = tensor.to_device(self.device).to_kind(self.kind_of(request));
-        no_grad(|| converted.contiguous()).set_requires_grad(self.trainable)
+        no_grad(|| converted.contiguous())
+    }
+
+    /// Whether a parameter is trained. The trunk of a model with adapters is frozen.
+    pub(crate) fn trains(&self, part: ParameterPart, has_adapter: bool) -> bool {
+        self.trainable && (part.is_own() || !has_adapter)
     }
 }
 
@@ -92,6 +115,9 @@ pub struct Decoder {
     project_out: Option<Linear>,
     head: Tensor,
     parameters: Vec<Parameter>,
+    /// The part of the model that each parameter belongs to.
+    parts: Vec<ParameterPart>,
+    lora: Option<LoraModel>,
     model_parallel: ModelParallel,
     pipeline: Option<PipelineStages>,
     /// The index of each segment's first parameter; the last entry is the end of the last segment.
@@ -99,6 +125,14 @@ pub struct Decoder {
     head_parameters: Vec<usize>,
     /// The memory of the parameters; `None` if each of them was allocated on its own.
     memory: Option<ModelMemory>,
+}
+
+/// The adapters of a decoder.
+#[derive(Clone, Debug)]
+pub(crate) struct LoraModel {
+    pub(crate) plan: Arc<LoraPlan>,
+    /// The linear layers that have an adapter, on whichever rank.
+    pub(crate) adapted: Vec<String>,
 }
 
 /// The memory of the parameters of a decoder.
@@ -112,6 +146,24 @@ impl Decoder {
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// What another decoder with the same modules and this head is built from.
+    fn spec(&self, head: HeadKind) -> DecoderSpec {
+        let lora = self.lora.as_ref().map(|lora| Arc::clone(&lora.plan));
+        DecoderSpec { config: self.config.clone(), head, lora }
+    }
+
+    /// The indices of the parameters of each part that is held at a time.
+    fn weights_of_parts(&self) -> Vec<(ModelPart, Vec<usize>)> {
+        let segments =
+            (0..self.num_segments()).map(|index| (ModelPart::Segment(index), self.segment_parameters(index)));
+        segments.chain([(ModelPart::Head, self.head_parameters())]).collect()
+    }
+
+    /// The index of the parameter that is called `name`.
+    fn index_of(&self, name: &str) -> Option<usize> {
+        self.parameters.iter().position(|parameter| parameter.name == name)
     }
 
     /// The weight of the head: `[V, H]` (this rank's rows if the vocabulary is sharded), or `[1, H]` for a
@@ -130,9 +182,17 @@ impl Decoder {
         &self.model_parallel
     }
 
-    /// Writes `config` and the parameters of all ranks. The ranks of other replicas only take part in
-    /// gathering sharded weights.
-    pub(crate) fn save(&self, folder: &Path, config: &Config) -> Result<(), Error> {
+    /// The indices of the parameters that belong to this model and not to its trunk.
+    pub(crate) fn own_parameters(&self) -> Vec<usize> {
+        (0..self.parts.len()).filter(|&index| self.parts[index].is_own()).collect()
+    }
+
+    /// Writes `config` and the parameters of all ranks, or the adapter if there is one. The ranks of other
+    /// replicas only take part in gathering sharded weights.
+    pub(crate) fn save(&self, folder: &Path, head: HeadKind, config: &Config) -> Result<(), Error> {
+        if let Some(lora) = &self.lora {
+            return folder::save(folder, self, head, lora);
+        }
         let alone = ProcessGroup::single("pipeline-expert", 0);
         let pipeline_expert_group = self.model_parallel.pipeline_expert_group.as_deref().unwrap_or(&alone);
         let replica = self.model_parallel.replica;
@@ -163,7 +223,7 @@ impl Decoder {
     ) -> Result<Tensor, parallel::Error> {
         let mut hidden = self.token_embedding.forward(input_ids, tp_region)?;
         if let Some(project) = &self.project_in {
-            hidden = project.forward(&hidden);
+            hidden = project.forward(&hidden)?;
         }
         if let (Some(table), Position::Learned { offset }) =
             (&self.position_embedding, &self.architecture().position)
@@ -177,14 +237,14 @@ impl Decoder {
         })
     }
 
-    fn final_norm_and_project(&self, hidden: &Tensor) -> Tensor {
+    fn final_norm_and_project(&self, hidden: &Tensor) -> Result<Tensor, parallel::Error> {
         let normed = match &self.final_norm {
             Some(norm) => norm.forward(hidden),
             None => hidden.shallow_clone(),
         };
         match &self.project_out {
             Some(project) => project.forward(&normed),
-            None => normed,
+            None => Ok(normed),
         }
     }
 
@@ -285,7 +345,7 @@ impl Segmented for Decoder {
         };
 
         let Some(block) = self.blocks.get(index - 1) else {
-            let hidden = self.final_norm_and_project(hidden);
+            let hidden = self.final_norm_and_project(hidden)?;
             let hidden = self.model_parallel.gather_hidden(&hidden, local_batch)?;
             return Ok(self.select_outputs(hidden, batch.outputs(), self.has_aux_loss(batch)));
         };

@@ -1,4 +1,4 @@
-//! Initial values of weights: normal, zeros or ones. They depend only on the seed, not on the machine or the
+//! Initial values of weights: normal, uniform, zeros or ones. They depend only on the seed, not on the machine or the
 //! number of threads.
 //!
 //! Each parameter draws from a separate `ChaCha8` stream that is selected by its name, so its values depend
@@ -15,6 +15,8 @@ use tch::Tensor;
 pub enum Initial {
     /// Normal with mean 0 and this standard deviation.
     Normal(f64),
+    /// Uniform between minus this bound and this bound.
+    Uniform(f64),
     /// Zeros: biases.
     Zeros,
     /// Ones: weights of norms.
@@ -24,19 +26,28 @@ pub enum Initial {
 /// The values of the parameter `name`, fp32 on the CPU.
 pub fn values(initial: Initial, shape: &[i64], seed: u64, name: &str) -> Tensor {
     let options = (tch::Kind::Float, tch::Device::Cpu);
+    let count = shape.iter().product::<i64>() as usize;
     match initial {
         Initial::Zeros => Tensor::zeros(shape, options),
         Initial::Ones => Tensor::ones(shape, options),
-        Initial::Normal(deviation) => {
-            let count = shape.iter().product::<i64>() as usize;
-            Tensor::from_slice(&normal(count, deviation, seed, name)).view(shape)
-        }
+        Initial::Normal(deviation) => Tensor::from_slice(&normal(count, deviation, seed, name)).view(shape),
+        Initial::Uniform(bound) => Tensor::from_slice(&uniform(count, bound, seed, name)).view(shape),
     }
 }
 
-fn normal(count: usize, deviation: f64, seed: u64, name: &str) -> Vec<f32> {
+fn generator(seed: u64, name: &str) -> ChaCha8Rng {
     let mut generator = ChaCha8Rng::seed_from_u64(seed);
     generator.set_stream(fnv1a(name));
+    generator
+}
+
+fn uniform(count: usize, bound: f64, seed: u64, name: &str) -> Vec<f32> {
+    let mut generator = generator(seed, name);
+    (0..count).map(|_| ((2.0 * generator.random::<f64>() - 1.0) * bound) as f32).collect()
+}
+
+fn normal(count: usize, deviation: f64, seed: u64, name: &str) -> Vec<f32> {
+    let mut generator = generator(seed, name);
     let mut numbers = Vec::with_capacity(count + 1);
     while numbers.len() < count {
         let radius = (-2.0 * (1.0 - generator.random::<f64>()).ln()).sqrt() * deviation;

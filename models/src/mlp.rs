@@ -5,7 +5,8 @@ use tch::{Tensor, no_grad};
 
 use crate::Error;
 use crate::architecture::{Activation, Architecture};
-use crate::layer::{Linear, ModuleBuilder};
+use crate::builder::ModuleBuilder;
+use crate::linear::Linear;
 use crate::model_parallel;
 use crate::tensor_parallel_region::TensorParallelRegion;
 
@@ -44,8 +45,8 @@ impl Mlp {
 
     /// The partial output of this rank's MLP columns, `[n, H]`, without the bias. The caller all-reduces it
     /// over the tensor-parallel group.
-    pub fn forward_partial(&self, x: &Tensor) -> Tensor {
-        self.down.matmul(&self.intermediate(x))
+    pub fn forward_partial(&self, x: &Tensor) -> Result<Tensor, parallel::Error> {
+        self.down.matmul(&self.intermediate(x)?)
     }
 
     /// The output of a dense MLP `[n, H]` on top of `residual`, all-reduced over the tensor-parallel group.
@@ -55,14 +56,14 @@ impl Mlp {
         residual: Option<&Tensor>,
         tp_region: &TensorParallelRegion,
     ) -> Result<Tensor, parallel::Error> {
-        let inner = self.intermediate(&tp_region.copy_to_region(x)?);
+        let inner = self.intermediate(&tp_region.copy_to_region(x)?)?;
         tp_region.forward_row_parallel(&self.down, &inner, residual)
     }
 
-    fn intermediate(&self, x: &Tensor) -> Tensor {
+    fn intermediate(&self, x: &Tensor) -> Result<Tensor, parallel::Error> {
         match &self.gate {
-            Some(gate) => self.activation.gate(gate.forward(x), self.up.forward(x)),
-            None => self.activation.apply(&self.up.forward(x)),
+            Some(gate) => self.activation.gate(gate.forward(x)?, self.up.forward(x)?),
+            None => Ok(self.activation.apply(&self.up.forward(x)?)),
         }
     }
 }
@@ -92,7 +93,7 @@ impl Activation {
     /// computes the activation again, which takes less time than keeping it takes memory, and writes the
     /// gradients into the memory of `gate` and `up`, which therefore belong to this call alone.
     #[expect(clippy::needless_pass_by_value, reason = "the node overwrites the memory of both")]
-    fn gate(self, gate: Tensor, up: Tensor) -> Tensor {
+    fn gate(self, gate: Tensor, up: Tensor) -> Result<Tensor, parallel::Error> {
         let is_silu = matches!(self, Self::Silu);
         let gated = move |gate: &Tensor, up: &Tensor| {
             let mut activated = self.apply(gate);
@@ -102,13 +103,13 @@ impl Activation {
         let (mut kept_gate, mut kept_up) = (gate.detach(), up.detach());
         let fused = is_silu.then(|| kernels::gated::forward(&kept_gate, &kept_up)).flatten();
         let output = fused.unwrap_or_else(|| no_grad(|| gated(&kept_gate, &kept_up)));
-        autograd::node(output, &[&gate, &up], move |grad| {
+        let node = autograd::node(output, &[&gate, &up], move |grad| {
             if is_silu && kernels::gated::backward_(grad, &mut kept_gate, &mut kept_up) {
                 return vec![Some(kept_gate), Some(kept_up)];
             }
             let gate_grad = self.backward(&(grad * kept_up), &kept_gate);
             vec![Some(gate_grad), Some(gated(&kept_gate, grad))]
-        })
-        .expect("a node can be attached to the product")
+        });
+        Ok(node?)
     }
 }

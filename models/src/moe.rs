@@ -21,8 +21,9 @@ use tch::{Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::architecture::{self, Architecture};
+use crate::builder::ModuleBuilder;
 use crate::forward_context::ForwardContext;
-use crate::layer::{Linear, ModuleBuilder};
+use crate::linear::Linear;
 use crate::mlp::Mlp;
 use crate::tensor_parallel_region::TokenPartition;
 
@@ -108,7 +109,7 @@ impl MoeLayer {
         ctx: &ForwardContext,
     ) -> Result<Tensor, parallel::Error> {
         // Megatron: `TopKRouter`.
-        let router_probs = self.router.forward(x).softmax(-1, Kind::Float);
+        let router_probs = self.router.forward(x)?.softmax(-1, Kind::Float);
         let (mut topk_weights, topk_indices) = router_probs.topk(self.top_k, -1, true, true);
         if self.norm_topk_prob {
             topk_weights = &topk_weights / topk_weights.sum_dim_intlist(-1, true, Kind::Float);
@@ -121,7 +122,7 @@ impl MoeLayer {
         let topk_indices_tp = ctx.tp_region.copy_to_region(&topk_indices)?;
         let mut sum = self.forward_experts(&x_tp, &topk_weights, &topk_indices_tp, ctx)?;
         if let Some((mlp, gate)) = &self.shared {
-            sum += mlp.forward_partial(&x_tp) * ctx.tp_region.copy_to_region(&gate.forward(x).sigmoid())?;
+            sum += mlp.forward_partial(&x_tp)? * ctx.tp_region.copy_to_region(&gate.forward(x)?.sigmoid())?;
         }
 
         let mut sum = ctx.tp_region.reduce_from_region(&sum)?;
@@ -188,19 +189,14 @@ impl MoeLayer {
 
     /// Applies each of this rank's experts to its rows, which are sorted by expert. An expert without rows
     /// still runs, so that it gets a zero gradient.
-    fn forward_local_experts(&self, rows: &Tensor, counts: &[i64]) -> Tensor {
+    fn forward_local_experts(&self, rows: &Tensor, counts: &[i64]) -> Result<Tensor, parallel::Error> {
         let mut start = 0;
-        let outputs: Vec<Tensor> = self
-            .experts
-            .iter()
-            .zip(counts)
-            .map(|(expert, &count)| {
-                let output = expert.forward_partial(&rows.narrow(0, start, count));
-                start += count;
-                output
-            })
-            .collect();
-        Tensor::cat(&outputs, 0)
+        let mut outputs = Vec::with_capacity(self.experts.len());
+        for (expert, &count) in self.experts.iter().zip(counts) {
+            outputs.push(expert.forward_partial(&rows.narrow(0, start, count))?);
+            start += count;
+        }
+        Ok(Tensor::cat(&outputs, 0))
     }
 }
 
@@ -230,9 +226,9 @@ impl ExpertPlacement {
         &self,
         rows: &Tensor,
         counts: &[i64],
-        expert_fn: &mut dyn FnMut(&Tensor, &[i64]) -> Tensor,
+        expert_fn: &mut dyn FnMut(&Tensor, &[i64]) -> Result<Tensor, parallel::Error>,
     ) -> Result<Tensor, parallel::Error> {
-        let Some(group) = &self.group else { return Ok(expert_fn(rows, counts)) };
+        let Some(group) = &self.group else { return expert_fn(rows, counts) };
 
         // Every rank learns from the counts of all ranks how many rows it will receive.
         let all_counts = group.all_gather(&upload(counts, rows.device()).unsqueeze(0))?;
@@ -254,8 +250,8 @@ impl ExpertPlacement {
         let [permutation, unpermute] =
             [permutation, unpermute].map(|indices| upload(&indices, rows.device()));
 
-        let expert_output =
-            expert_fn(&dispatched.index_select(0, &permutation), &local_counts).index_select(0, &unpermute);
+        let expert_output = expert_fn(&dispatched.index_select(0, &permutation), &local_counts)?;
+        let expert_output = expert_output.index_select(0, &unpermute);
         mappings::all_to_all_uneven(&expert_output, &input_splits, &output_splits, group)
     }
 }

@@ -4,6 +4,7 @@
 //! `value = hidden . score`, without a bias, in fp32. The caller decides which token's value counts.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use parallel::Segmented;
 use parallel::residency::ModelPart;
@@ -13,7 +14,8 @@ use tch::{Kind, Tensor};
 use crate::Error;
 use crate::causal_lm::{CausalLm, LoadOptions};
 use crate::config::Config;
-use crate::decoder::{HeadKind, SCORE_WEIGHT, load};
+use crate::decoder::{HeadKind, SCORE_WEIGHT, load, role};
+use crate::lora::{AdapterFolder, LoraPlan};
 use crate::model::Model;
 use crate::model_parallel::needs_grad;
 use crate::weights::WeightFolder;
@@ -69,10 +71,43 @@ impl ScalarModel {
         Ok(Self::new(load::random(config, HeadKind::Scalar, seed, options)?))
     }
 
-    /// Writes `config.json` and the weights. Every rank that holds a shard of the model must call it.
-    /// transformers scores the last token that is not `pad_token_id`, see [`Config::pad_token_id`].
+    /// A model that shares the frozen weights of a language model, with a new scalar head, and new adapters if
+    /// `lora` is given. The values depend only on the seed.
+    pub fn on_trunk(
+        trunk: &CausalLm,
+        lora: Option<&Arc<LoraPlan>>,
+        seed: u64,
+        trainable: bool,
+    ) -> Result<Self, Error> {
+        let head = HeadKind::Scalar;
+        Ok(Self::new(role::with_new_adapter(trunk.decoder(), head, lora, seed, trainable)?))
+    }
+
+    /// A model that shares the frozen weights of a language model, with the adapters of a folder. A scalar head
+    /// that the folder does not have is new, as [`on_trunk`](Self::on_trunk) makes it.
+    pub fn with_adapter(
+        trunk: &CausalLm,
+        folder: &mut AdapterFolder,
+        seed: u64,
+        trainable: bool,
+    ) -> Result<Self, Error> {
+        let decoder = role::with_adapter(trunk.decoder(), HeadKind::Scalar, folder, Some(seed), trainable)?;
+        Ok(Self::new(decoder))
+    }
+
+    /// A model without adapters that computes the same, as [`CausalLm::merge`] makes it.
+    pub fn merge(&self, options: &LoadOptions) -> Result<Self, Error> {
+        Ok(Self::new(role::merge(&self.decoder, HeadKind::Scalar, options)?))
+    }
+
+    /// Writes `config.json` and the weights, or an adapter folder. Every rank that holds a shard of the model
+    /// must call it. transformers scores the last token that is not `pad_token_id`, see [`Config::pad_token_id`].
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
-        self.decoder.save(folder, &self.config().for_sequence_classification(self.decoder.kind()))
+        self.decoder.save(
+            folder,
+            HeadKind::Scalar,
+            &self.config().for_sequence_classification(self.decoder.kind()),
+        )
     }
 
     /// Computes the values `[N]`, fp32, of hidden states `[N, H]`.

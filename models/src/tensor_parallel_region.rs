@@ -8,7 +8,7 @@ use parallel::comm::ProcessGroup;
 use parallel::mappings;
 use tch::Tensor;
 
-use crate::layer::Linear;
+use crate::linear::Linear;
 
 /// A tensor-parallel region: hidden states are copied (or gathered) on entry and reduced (or
 /// reduce-scattered) on exit. With one rank both are the identity.
@@ -61,9 +61,9 @@ impl TensorParallelRegion {
         residual: Option<&Tensor>,
     ) -> Result<Tensor, parallel::Error> {
         if self.group.is_none() {
-            return Ok(linear.forward_add(x, residual));
+            return linear.forward_add(x, residual);
         }
-        let sum = linear.with_bias(self.reduce_from_region(&linear.matmul(x))?);
+        let sum = linear.with_bias(self.reduce_from_region(&linear.matmul(x)?)?);
         Ok(match residual {
             Some(residual) => sum + residual,
             None => sum,

@@ -4,14 +4,15 @@
 use parallel::PipelineStages;
 use tch::Tensor;
 
-use super::{Decoder, HeadKind, SCORE_WEIGHT};
+use super::{Decoder, DecoderSpec, HeadKind, LoraModel, SCORE_WEIGHT};
 use crate::Error;
 use crate::architecture::{Architecture, Position};
 use crate::attention::mask_for_layer;
 use crate::block::Block;
+use crate::builder::{ModuleBuilder, ParameterPart, ParameterSource};
 use crate::config::Config;
 use crate::initialize::Initial;
-use crate::layer::{ModuleBuilder, ParameterSource};
+use crate::lora::LoraPlan;
 use crate::model_parallel::{self, HeadPartition, ModelParallel, PipelineParallel, WeightPlacement};
 use crate::moe::ExpertPlacement;
 use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
@@ -20,19 +21,20 @@ impl Decoder {
     /// Builds this rank's shard of a model that is split over ranks as described by `model_parallel`. The
     /// parameters come from `source` and are requested in order of use.
     pub fn build(
-        config: Config,
-        head: HeadKind,
+        spec: DecoderSpec,
         model_parallel: &ModelParallel,
         source: &mut ParameterSource<'_>,
     ) -> Result<Self, Error> {
+        let DecoderSpec { config, head, lora } = spec;
         let architecture = config.architecture().clone();
+        check_copies(&config, head, lora.as_deref())?;
         let names = &architecture.names;
         let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
         let pipeline = build_pipeline(&architecture, head, model_parallel)?;
         let owns_segment =
             |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.owns_segment(segment));
 
-        let mut builder = ModuleBuilder::new(&architecture, model_parallel, source);
+        let mut builder = ModuleBuilder::new(&architecture, model_parallel, lora.as_deref(), source);
         builder.set_local(owns_segment(0));
         let mut segment_offsets = vec![0];
 
@@ -69,7 +71,10 @@ impl Decoder {
             [owns_segment(0), owns_segment(last)],
         )?;
 
-        let parameters = builder.into_parameters();
+        let (parameters, parts, adapted) = builder.into_parts();
+        if let Some(lora) = &lora {
+            lora.check_matched(&adapted)?;
+        }
         Ok(Self {
             config,
             token_embedding,
@@ -81,6 +86,8 @@ impl Decoder {
             project_out,
             head,
             parameters,
+            parts,
+            lora: lora.map(|plan| LoraModel { plan, adapted }),
             model_parallel: model_parallel.clone(),
             pipeline,
             segment_offsets,
@@ -102,6 +109,19 @@ pub fn check_model_parallel(config: &Config, model_parallel: &ModelParallel) -> 
         ExpertPlacement::new(experts.num_experts, model_parallel.expert_parallel.as_ref())?;
     }
     build_pipeline(architecture, HeadKind::Vocabulary, model_parallel).map(drop)
+}
+
+/// Returns an error if a module that is trained whole is tied to one that is not.
+fn check_copies(config: &Config, head: HeadKind, lora: Option<&LoraPlan>) -> Result<(), Error> {
+    let architecture = config.architecture();
+    let Some(lora) = lora.filter(|_| architecture.tie_word_embeddings && head == HeadKind::Vocabulary) else {
+        return Ok(());
+    };
+    let [embedding, head] = [architecture.names.token_embedding, architecture.names.head];
+    match [embedding, head].into_iter().find(|module| lora.trains_whole(module)) {
+        None => Ok(()),
+        Some(module) => Err(lora.refused_copy(module)),
+    }
 }
 
 /// The token embedding, and how its rows are distributed over the tensor-parallel ranks.
@@ -212,7 +232,8 @@ fn head_weight(
             let shared = builder.model_parallel().tensor_parallel.is_some();
             let placement =
                 if shared { WeightPlacement::ReplicatePartialGrad } else { WeightPlacement::Replicate };
-            let weight = builder.parameter(SCORE_WEIGHT, &[1, width], initial, &placement)?;
+            let part = ParameterPart::ScalarHead;
+            let weight = builder.parameter_of(part, SCORE_WEIGHT, &[1, width], initial, &placement)?;
             Ok((weight, if is_last { vec![index] } else { Vec::new() }))
         }
     }

@@ -57,7 +57,7 @@ impl Decoder {
         tokens: usize,
         outputs: usize,
     ) -> Result<Option<usize>, parallel::Error> {
-        let room = self.memory.as_ref().and_then(|memory| memory.store.room_for_tensors());
+        let room = self.memory.as_ref().and_then(|memory| memory.store.room_for_tensors(0));
         let Some(room) = room else { return Ok(None) };
         let shards = self.model_parallel().tensor_parallel.as_ref().map_or(1, |group| group.size());
         let step = ActivationMemory::new(self.architecture(), self.kind(), shards).step(tokens, outputs);
@@ -155,7 +155,7 @@ impl Decoder {
                 block.forward(hidden, outputs, ctx, attention_fn)?
             }
             (Some(hidden), None) => {
-                let hidden = self.final_norm_and_project(hidden);
+                let hidden = self.final_norm_and_project(hidden)?;
                 self.select_outputs(hidden, inputs.outputs, inputs.has_aux_loss)
             }
             (None, _) => self.embed(inputs.ids, inputs.positions, &ctx.tp_region)?,

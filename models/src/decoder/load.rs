@@ -12,19 +12,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parallel::Segmented;
 use parallel::memory;
 use parallel::residency::{
-    Access, HeldWeights, ModelPart, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
+    Access, HeldWeights, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
 };
-use tch::{Tensor, no_grad};
+use tch::Tensor;
 
-use super::{Decoder, HeadKind, LoadOptions, ModelMemory, SCORE_WEIGHT};
+use super::{Decoder, DecoderSpec, HeadKind, LoadOptions, ModelMemory, SCORE_WEIGHT};
 use crate::Error;
+use crate::builder::ParameterRequest;
 use crate::config::Config;
 use crate::initialize;
-use crate::layer::ParameterRequest;
-use crate::weights::{TensorReader, WeightFolder};
+use crate::weights::{TensorReader, WeightFolder, copy_elements};
 
 /// The values of one parameter.
-enum Values {
+pub(crate) enum Values {
     /// This rank's shard, in any dtype, on any device.
     Tensor(Tensor),
     /// This rank's shard in a file, which can be read again.
@@ -41,7 +41,7 @@ enum Values {
 }
 
 /// A tensor in a file of a model folder.
-struct FileValues {
+pub(crate) struct FileValues {
     reader: TensorReader,
     folder: PathBuf,
     name: String,
@@ -50,7 +50,7 @@ struct FileValues {
 }
 
 /// Returns the values of a requested parameter, which this rank holds.
-type ValuesFn<'a> = dyn FnMut(&ParameterRequest<'_>) -> Result<Values, Error> + 'a;
+pub(super) type ValuesFn<'a> = dyn FnMut(&ParameterRequest<'_>) -> Result<Values, Error> + 'a;
 
 /// Loads a model folder. With `score_seed`, the scalar head is newly initialized instead of loaded. With
 /// `vocab_size`, the vocabulary is resized to that many tokens.
@@ -70,7 +70,7 @@ pub(crate) fn from_folder(
 
     let names = config.architecture().names;
     let ties = config.architecture().tie_word_embeddings && head == HeadKind::Vocabulary;
-    let decoder = fill(config, head, options, &mut |request| {
+    let decoder = fill(DecoderSpec { config, head, lora: None }, options, &mut |request| {
         if let (SCORE_WEIGHT, Some(seed)) = (request.name, score_seed) {
             return Ok(Values::Tensor(initial_values(request, seed)));
         }
@@ -99,8 +99,7 @@ pub(crate) fn from_folder(
             }
         }
 
-        let (folder, name) = (folder.to_owned(), request.name.to_owned());
-        Ok(Values::File(FileValues { reader, folder, name, is_checked: AtomicBool::new(false) }))
+        Ok(Values::file(reader, folder, request))
     })?;
 
     files.check_all_used(is_ignorable)?;
@@ -114,7 +113,7 @@ pub(crate) fn random(
     seed: u64,
     options: &LoadOptions,
 ) -> Result<Decoder, Error> {
-    fill(config, head, options, &mut |request| {
+    fill(DecoderSpec { config, head, lora: None }, options, &mut |request| {
         let is_local = request.is_local;
         Ok(Values::Tensor(if is_local { initial_values(request, seed) } else { options.placeholder() }))
     })
@@ -130,12 +129,11 @@ pub(crate) fn copy(
 ) -> Result<Decoder, Error> {
     let options = LoadOptions { model_parallel: from.model_parallel().clone(), ..options.clone() };
     let mut held = HeldWeights::none();
-    fill(from.config().clone(), head, &options, &mut |request| {
+    fill(from.spec(head), &options, &mut |request| {
         if !request.is_local {
             return Ok(Values::Tensor(options.placeholder()));
         }
-        let index = from.parameters().iter().position(|parameter| parameter.name == request.name);
-        Ok(Values::Tensor(match index {
+        Ok(Values::Tensor(match from.index_of(request.name) {
             None => initial_values(request, seed),
             Some(index) => {
                 held.fetch_next(from.residency(), index)?;
@@ -162,7 +160,7 @@ pub(crate) fn share(from: &Decoder) -> Result<Decoder, Error> {
 
 /// A decoder whose parameters are made from those of another one.
 fn with_weights_of(from: &Decoder, make: fn(&Tensor) -> Tensor) -> Result<Decoder, Error> {
-    Decoder::build(from.config().clone(), HeadKind::Vocabulary, from.model_parallel(), &mut |request| {
+    Decoder::build(from.spec(HeadKind::Vocabulary), from.model_parallel(), &mut |request| {
         Ok(if request.is_local {
             make(&from.parameters()[index_of(from, request)].tensor)
         } else {
@@ -183,7 +181,7 @@ fn copy_for_decoding(from: &Decoder, memory: &ModelMemory) -> Result<Decoder, Er
         memory: Some(memory.allocator.unsharded()),
     };
     let mut held = HeldWeights::none();
-    fill(from.config().clone(), HeadKind::Vocabulary, &options, &mut |request| {
+    fill(from.spec(HeadKind::Vocabulary), &options, &mut |request| {
         if !request.is_local {
             return Ok(Values::Tensor(options.placeholder()));
         }
@@ -199,30 +197,31 @@ fn copy_for_decoding(from: &Decoder, memory: &ModelMemory) -> Result<Decoder, Er
 
 /// The index of the parameter of `from` that has the name of the request.
 fn index_of(from: &Decoder, request: &ParameterRequest<'_>) -> usize {
-    let index = from.parameters().iter().position(|parameter| parameter.name == request.name);
-    index.expect("both have the same parameters")
+    from.index_of(request.name).expect("both have the same parameters")
 }
 
 /// Builds a decoder and gives its parameters the values that `values` returns.
-fn fill(
-    config: Config,
-    head: HeadKind,
+pub(super) fn fill(
+    spec: DecoderSpec,
     options: &LoadOptions,
     values: &mut ValuesFn<'_>,
 ) -> Result<Decoder, Error> {
-    check_memory(&config, options)?;
+    check_memory(&spec.config, options)?;
+    let has_adapter = spec.lora.is_some();
     let Some(allocator) = &options.memory else {
-        return Decoder::build(config, head, &options.model_parallel, &mut |request| {
+        return Decoder::build(spec, &options.model_parallel, &mut |request| {
             Ok(match values(request)? {
                 values if !request.is_local => values.read()?,
-                values => options.materialize(request, &values.read()?),
+                values => options
+                    .materialize(request, &values.read()?)
+                    .set_requires_grad(options.trains(request.part, has_adapter)),
             })
         });
     };
 
-    let store = reserve(config.clone(), head, options, allocator)?;
+    let store = reserve(spec.clone(), options, allocator)?;
     let mut next = 0..;
-    let mut decoder = Decoder::build(config, head, &options.model_parallel, &mut |request| {
+    let mut decoder = Decoder::build(spec, &options.model_parallel, &mut |request| {
         let values = values(request)?;
         if !request.is_local {
             return values.read();
@@ -230,14 +229,14 @@ fn fill(
         let index = next.next().expect("the range does not end");
         let keep = !matches!(values, Values::Tensor(_));
         store.load(index, values.into_source(), keep).map_err(own_error)?;
-        Ok(store.tensor(index).set_requires_grad(options.trainable))
+        Ok(store.tensor(index).set_requires_grad(options.trains(request.part, has_adapter)))
     })?;
     decoder.memory = Some(ModelMemory { allocator: Arc::clone(allocator), store });
     Ok(decoder)
 }
 
 /// Unpacks an error of a source, which passed through the memory manager.
-fn own_error(error: parallel::Error) -> Error {
+pub(super) fn own_error(error: parallel::Error) -> Error {
     match error {
         parallel::Error::Residency { class, error } => match error.downcast::<Error>() {
             Ok(own) => *own,
@@ -249,16 +248,12 @@ fn own_error(error: parallel::Error) -> Error {
 
 /// Builds the decoder without values, and reserves the memory of its parameters.
 fn reserve(
-    config: Config,
-    head: HeadKind,
+    spec: DecoderSpec,
     options: &LoadOptions,
     allocator: &Arc<dyn WeightAllocator>,
 ) -> Result<Arc<dyn WeightStore>, Error> {
-    let (decoder, specs) = without_values(config, head, options)?;
-    let segments = (0..decoder.num_segments())
-        .map(|index| (ModelPart::Segment(index), decoder.segment_parameters(index)));
-    let parts = segments.chain([(ModelPart::Head, decoder.head_parameters())]).collect();
-    Ok(allocator.allocate(specs, parts)?)
+    let (decoder, specs) = without_values(spec, options)?;
+    Ok(allocator.allocate(specs, decoder.weights_of_parts())?)
 }
 
 /// The places that the parameters of this rank need in memory, in order of use. Loads nothing, and works
@@ -268,34 +263,41 @@ pub fn weight_specs(
     head: HeadKind,
     options: &LoadOptions,
 ) -> Result<Vec<WeightSpec>, Error> {
-    Ok(without_values(config.clone(), head, options)?.1)
+    let spec = DecoderSpec { config: config.clone(), head, lora: None };
+    Ok(without_values(spec, options)?.1)
 }
 
 /// The decoder with empty tensors, and the places of its parameters.
-fn without_values(
-    config: Config,
-    head: HeadKind,
+pub(super) fn without_values(
+    spec: DecoderSpec,
     options: &LoadOptions,
 ) -> Result<(Decoder, Vec<WeightSpec>), Error> {
+    let has_adapter = spec.lora.is_some();
     let mut places = Vec::new();
-    let decoder = Decoder::build(config, head, &options.model_parallel, &mut |request| {
+    let decoder = Decoder::build(spec, &options.model_parallel, &mut |request| {
         if request.is_local {
             let shape = request.placement.local_shape(request.shape);
-            places.push((shape, options.kind_of(request)));
+            places.push((shape, options.kind_of(request), options.trains(request.part, has_adapter)));
         }
         Ok(options.placeholder())
     })?;
     let specs = decoder.parameters().iter().zip(places).map(|(parameter, place)| {
-        let (shape, kind) = place;
-        WeightSpec { parameter: parameter.clone(), shape, kind, trainable: options.trainable }
+        let (shape, kind, trainable) = place;
+        WeightSpec { parameter: parameter.clone(), shape, kind, trainable }
     });
     let specs = specs.collect();
     Ok((decoder, specs))
 }
 
 impl Values {
+    /// The values of a requested parameter, from a file of `folder`.
+    pub(crate) fn file(reader: TensorReader, folder: &Path, request: &ParameterRequest<'_>) -> Self {
+        let (folder, name) = (folder.to_owned(), request.name.to_owned());
+        Self::File(FileValues { reader, folder, name, is_checked: AtomicBool::new(false) })
+    }
+
     /// The values as a tensor of their own.
-    fn read(self) -> Result<Tensor, Error> {
+    pub(super) fn read(self) -> Result<Tensor, Error> {
         match self {
             Self::Tensor(tensor) => Ok(tensor),
             Self::File(values) => {
@@ -310,23 +312,23 @@ impl Values {
         }
     }
 
-    /// A function that copies the values into a tensor of the model.
-    fn into_source(self) -> WeightSource {
+    /// A function that copies values to their places in a tensor of the model.
+    pub(super) fn into_source(self) -> WeightSource {
         match self {
-            Self::Tensor(tensor) => Box::new(move |target| {
-                copy_values(target, &tensor);
+            Self::Tensor(tensor) => Box::new(move |target, elements| {
+                copy_elements(target, &tensor, elements);
                 Ok(())
             }),
-            Self::File(values) => Box::new(move |target| {
-                let read = values.reader.read_into(target).and_then(|()| values.check(target));
+            Self::File(values) => Box::new(move |target, elements| {
+                let read = values.reader.read_into(target, elements).and_then(|()| values.check(target));
                 read.map_err(|error| parallel::Error::Residency {
                     class: error.class(),
                     error: Box::new(error),
                 })
             }),
-            Self::Weight { store, index, tensor } => Box::new(move |target| {
+            Self::Weight { store, index, tensor } => Box::new(move |target, elements| {
                 let _weight = HeldWeights::fetch(Some(&*store), Weights::Parameter(index), Access::Read)?;
-                copy_values(target, &tensor);
+                copy_elements(target, &tensor, elements);
                 Ok(())
             }),
         }
@@ -341,19 +343,6 @@ impl FileValues {
         }
         check_finite(&self.folder, &self.name, values)
     }
-}
-
-/// Copies values into a tensor of a model.
-fn copy_values(target: &Tensor, values: &Tensor) {
-    no_grad(|| {
-        // The kernel that copies a transposed matrix is fast if its target is contiguous.
-        let (mut target, values) = if target.is_contiguous() || target.dim() != 2 {
-            (target.detach(), values.shallow_clone())
-        } else {
-            (target.detach().tr(), values.tr())
-        };
-        target.copy_(&values);
-    });
 }
 
 /// Returns an error if this process's share of the model alone exceeds the memory of the machine. The
@@ -400,7 +389,7 @@ fn is_ignorable(name: &str) -> bool {
 }
 
 /// This rank's shard of the initial values of a new parameter, fp32 on the CPU.
-fn initial_values(request: &ParameterRequest<'_>, seed: u64) -> Tensor {
+pub(super) fn initial_values(request: &ParameterRequest<'_>, seed: u64) -> Tensor {
     let full = initialize::values(request.initial, request.shape, seed, request.name);
     request.placement.shard(&full)
 }

@@ -9,7 +9,7 @@ use parallel::{PipelineStages, SysError};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
-use crate::layer::few_rows_linear;
+use crate::linear::few_rows_linear;
 use crate::model_parallel::needs_grad;
 use crate::tensor_parallel_region::TokenPartition;
 use crate::vocab_parallel::{MaskedIds, VocabShard};

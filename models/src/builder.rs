@@ -1,0 +1,367 @@
+//! The builder of linear layers, norms and tables: it requests, places and registers every parameter of a
+//! model.
+
+use std::sync::{Arc, OnceLock};
+
+use parallel::comm::ProcessGroup;
+use parallel::{Parameter, Placement};
+use tch::Tensor;
+
+use crate::Error;
+use crate::architecture::{Architecture, NormKind};
+use crate::initialize::Initial;
+use crate::linear::Linear;
+use crate::lora::config::block_of;
+use crate::lora::linear::Magnitude;
+use crate::lora::{Init, LoraLinear, LoraPlan, LoraTarget};
+use crate::model_parallel::{ModelParallel, WeightPlacement};
+use crate::norm::Norm;
+
+/// A parameter that a model requests from its source.
+#[derive(Clone, Copy, Debug)]
+pub struct ParameterRequest<'a> {
+    /// The name in the checkpoint.
+    pub name: &'a str,
+    /// The shape of the full parameter.
+    pub shape: &'a [i64],
+    /// How the parameter is placed on the ranks.
+    pub placement: &'a Placement,
+    /// The distribution of its values in a new model.
+    pub initial: Initial,
+    /// Whether this rank holds the parameter or a shard of it. If not, the source only checks that the
+    /// checkpoint contains it.
+    pub is_local: bool,
+    /// The part of the model that the parameter belongs to.
+    pub part: ParameterPart,
+}
+
+/// The part of a model that a parameter belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParameterPart {
+    /// The weights that models with different adapters and heads share.
+    Trunk,
+    /// A module of the trunk that the model trains whole, a copy of its own.
+    TrunkCopy,
+    /// A matrix or magnitudes of an adapter, in fp32.
+    Adapter,
+    /// The scalar head, in fp32.
+    ScalarHead,
+}
+
+impl ParameterPart {
+    /// Whether the parameter has this model's values, also where the trunk is shared.
+    pub fn is_own(self) -> bool {
+        self != Self::Trunk
+    }
+}
+
+/// The source of a model's parameters: a checkpoint or an initializer.
+pub type ParameterSource<'a> = dyn FnMut(&ParameterRequest<'_>) -> Result<Tensor, Error> + 'a;
+
+/// Builds layers and keeps the list of their parameters in order of use.
+pub struct ModuleBuilder<'a> {
+    architecture: &'a Architecture,
+    source: &'a mut ParameterSource<'a>,
+    model_parallel: &'a ModelParallel,
+    lora: Option<&'a LoraPlan>,
+    is_local: bool,
+    is_expert: bool,
+    parameters: Vec<Parameter>,
+    parts: Vec<ParameterPart>,
+    /// The linear layers that got an adapter, on whichever rank.
+    adapted: Vec<String>,
+}
+
+impl<'a> ModuleBuilder<'a> {
+    /// Starts with no parameters, for a model of this architecture whose linear layers get the adapters of
+    /// `lora`.
+    pub fn new(
+        architecture: &'a Architecture,
+        model_parallel: &'a ModelParallel,
+        lora: Option<&'a LoraPlan>,
+        source: &'a mut ParameterSource<'a>,
+    ) -> Self {
+        Self {
+            architecture,
+            source,
+            model_parallel,
+            lora,
+            is_local: true,
+            is_expert: false,
+            parameters: Vec::new(),
+            parts: Vec::new(),
+            adapted: Vec::new(),
+        }
+    }
+
+    /// The tensor-parallel group; `None` without tensor parallelism.
+    pub fn group(&self) -> Option<&'a Arc<ProcessGroup>> {
+        self.model_parallel.tensor_parallel.as_ref()
+    }
+
+    /// How the model is split over ranks.
+    pub fn model_parallel(&self) -> &'a ModelParallel {
+        self.model_parallel
+    }
+
+    /// Sets whether this rank holds the layers that are built next. Layers of other ranks get no values and
+    /// register no parameters.
+    pub fn set_local(&mut self, is_local: bool) {
+        self.is_local = is_local;
+    }
+
+    /// Builds one expert with `build_expert`; `is_local_expert` says whether this rank of the expert-parallel
+    /// group holds it.
+    pub fn expert_scope<T>(&mut self, is_local_expert: bool, build_expert: impl FnOnce(&mut Self) -> T) -> T {
+        let is_local = self.is_local;
+        self.is_local &= is_local_expert;
+        self.is_expert = self.model_parallel.expert_parallel.is_some();
+        let expert = build_expert(self);
+        (self.is_local, self.is_expert) = (is_local, false);
+        expert
+    }
+
+    /// Marks parameter `index` as tied to a copy on the other ranks of `tied_group`.
+    pub fn tie_parameter(&mut self, index: usize, tied_group: &Arc<ProcessGroup>) {
+        self.parameters[index].tied_group = Some(Arc::clone(tied_group));
+    }
+
+    /// The number of parameters so far.
+    pub fn len(&self) -> usize {
+        self.parameters.len()
+    }
+
+    /// Whether no parameter has been registered yet.
+    pub fn is_empty(&self) -> bool {
+        self.parameters.is_empty()
+    }
+
+    /// All parameters in order of use, the part that each belongs to, and the names of the adapted layers.
+    pub fn into_parts(self) -> (Vec<Parameter>, Vec<ParameterPart>, Vec<String>) {
+        (self.parameters, self.parts, self.adapted)
+    }
+
+    /// Requests a parameter of the trunk. Registers it if this rank holds it.
+    pub fn parameter(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+        placement: &WeightPlacement,
+    ) -> Result<Tensor, Error> {
+        let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
+        let is_copy = self.lora.is_some_and(|lora| lora.trains_whole(module));
+        let part = if is_copy { ParameterPart::TrunkCopy } else { ParameterPart::Trunk };
+        self.parameter_of(part, name, shape, initial, placement)
+    }
+
+    /// Requests a parameter of a part of the model. Registers it if this rank holds it.
+    pub fn parameter_of(
+        &mut self,
+        part: ParameterPart,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+        placement: &WeightPlacement,
+    ) -> Result<Tensor, Error> {
+        let partial_grad = matches!(placement, WeightPlacement::ReplicatePartialGrad);
+        let placement = match (placement, self.group()) {
+            (WeightPlacement::Shard(spec), Some(group)) => {
+                Placement::Shard { spec: spec.clone(), group: Arc::clone(group) }
+            }
+            _ => Placement::Replicate,
+        };
+
+        let tensor = (self.source)(&ParameterRequest {
+            name,
+            shape,
+            placement: &placement,
+            initial,
+            is_local: self.is_local,
+            part,
+        })?;
+        if !self.is_local {
+            return Ok(tensor);
+        }
+
+        self.parameters.push(Parameter {
+            partial_grad,
+            is_expert: self.is_expert,
+            ..Parameter::with_placement(name, &tensor, placement)
+        });
+        self.parts.push(part);
+        Ok(tensor)
+    }
+
+    /// Requests the table `{name}.weight` `[rows, width]` of an embedding or a head, sharded by rows.
+    pub fn table(
+        &mut self,
+        name: &str,
+        rows: i64,
+        width: i64,
+        placement: &WeightPlacement,
+    ) -> Result<Tensor, Error> {
+        let initial = Initial::Normal(self.architecture.initializer_range);
+        self.parameter(&format!("{name}.weight"), &[rows, width], initial, placement)
+    }
+
+    /// Builds a linear layer that is not tensor-parallel and has no bias: every rank holds the full weight.
+    /// vLLM: `ReplicatedLinear`.
+    pub fn replicated_linear(&mut self, name: &str, sizes: [i64; 2]) -> Result<Linear, Error> {
+        let placement = self.model_parallel.non_parallel_placement();
+        let weight = self.matrix(name, sizes, 1, self.architecture.initializer_range, &placement)?;
+        self.linear(name, weight, sizes, 1, &placement, None)
+    }
+
+    /// Builds a linear layer whose output dimension is sharded.
+    /// Megatron: `ColumnParallelLinear`.
+    pub fn column_parallel_linear(
+        &mut self,
+        name: &str,
+        sizes: [i64; 2],
+        bias: bool,
+        placement: &WeightPlacement,
+    ) -> Result<Linear, Error> {
+        let weight = self.matrix(name, sizes, 1, self.architecture.initializer_range, placement)?;
+        self.linear(name, weight, sizes, 1, placement, bias.then_some(placement))
+    }
+
+    /// Builds a linear layer back into the residual stream whose input dimension is sharded: the full output
+    /// is the sum of the ranks' partial outputs.
+    /// Megatron: `RowParallelLinear`.
+    pub fn row_parallel_linear(
+        &mut self,
+        name: &str,
+        sizes: [i64; 2],
+        bias: bool,
+        placement: &WeightPlacement,
+    ) -> Result<Linear, Error> {
+        let weight = self.matrix(name, sizes, 0, self.architecture.residual_initializer_range, placement)?;
+        let bias_placement = self.model_parallel.non_parallel_placement();
+        self.linear(name, weight, sizes, 0, placement, bias.then_some(&bias_placement))
+    }
+
+    /// Requests the weight of a linear layer from `inner` to `outer`. `side` selects the sharded dimension: 0
+    /// for `inner`, 1 for `outer`.
+    fn matrix(
+        &mut self,
+        name: &str,
+        [inner, outer]: [i64; 2],
+        side: usize,
+        deviation: f64,
+        placement: &WeightPlacement,
+    ) -> Result<Tensor, Error> {
+        let in_out = self.architecture.is_conv1d;
+        let (shape, dim) = if in_out { ([inner, outer], side) } else { ([outer, inner], 1 - side) };
+        let placement = match placement {
+            WeightPlacement::Shard(spec) => WeightPlacement::Shard(spec.with_dim(dim)),
+            other => other.clone(),
+        };
+        self.parameter(&format!("{name}.weight"), &shape, Initial::Normal(deviation), &placement)
+    }
+
+    /// A linear layer from `inner` to `outer` with its weight: its adapter, and its bias if that has a
+    /// placement. `side` selects the dimension that `placement` shards: 0 for `inner`, 1 for `outer`.
+    fn linear(
+        &mut self,
+        name: &str,
+        weight: Tensor,
+        [inner, outer]: [i64; 2],
+        side: usize,
+        placement: &WeightPlacement,
+        bias: Option<&WeightPlacement>,
+    ) -> Result<Linear, Error> {
+        let bias = match bias {
+            Some(placement) => {
+                Some(self.parameter(&format!("{name}.bias"), &[outer], Initial::Zeros, placement)?)
+            }
+            None => None,
+        };
+        let block = block_of(name, self.architecture.names.layers);
+        let target = match self.lora {
+            Some(lora) => lora.target(name, block, self.is_router(name))?,
+            None => None,
+        };
+        let lora = match target {
+            Some(target) => Some(self.lora(name, target, [inner, outer], side, placement)?),
+            None => None,
+        };
+        Ok(Linear { weight, bias, is_conv1d: self.architecture.is_conv1d, lora })
+    }
+
+    /// The adapter of a linear layer from `inner` to `outer`.
+    fn lora(
+        &mut self,
+        name: &str,
+        LoraTarget { r, scaling }: LoraTarget,
+        [inner, outer]: [i64; 2],
+        side: usize,
+        placement: &WeightPlacement,
+    ) -> Result<LoraLinear, Error> {
+        let config = self.lora.expect("a layer has a target").config().clone();
+        let sharded_with = |matrix_side: usize, dim: usize| match placement {
+            WeightPlacement::Shard(spec) if side == matrix_side => WeightPlacement::Shard(spec.with_dim(dim)),
+            // Each rank uses the matrix for its own outputs, or on its own inputs.
+            WeightPlacement::Shard(_) => WeightPlacement::ReplicatePartialGrad,
+            other => other.clone(),
+        };
+        let (a_placement, b_placement) = (sharded_with(0, 1), sharded_with(1, 0));
+        let deviation = match config.init_lora_weights {
+            Init::Default => Initial::Uniform((inner as f64).sqrt().recip()),
+            Init::Gaussian => Initial::Normal((r as f64).recip()),
+        };
+        self.adapted.push(name.to_owned());
+
+        let part = ParameterPart::Adapter;
+        let a =
+            self.parameter_of(part, &format!("{name}.lora_A.weight"), &[r, inner], deviation, &a_placement)?;
+        let b = self.parameter_of(
+            part,
+            &format!("{name}.lora_B.weight"),
+            &[outer, r],
+            Initial::Zeros,
+            &b_placement,
+        )?;
+        let magnitude = if config.use_dora {
+            let vector = format!("{name}.lora_magnitude_vector");
+            let values = self.parameter_of(part, &vector, &[outer], Initial::Ones, &b_placement)?;
+            let input_group = matches!(placement, WeightPlacement::Shard(_)).then(|| self.group().cloned());
+            let input_group = input_group.flatten().filter(|_| side == 0);
+            Some(Magnitude { values, input_group, factors: OnceLock::new() })
+        } else {
+            None
+        };
+        Ok(LoraLinear { a, b, scaling, magnitude })
+    }
+
+    /// Whether the linear layer `name` chooses experts, or weighs the shared one.
+    fn is_router(&self, name: &str) -> bool {
+        let Some(experts) = &self.architecture.experts else { return false };
+        let is_named = |router: &str| name.strip_suffix(router).is_some_and(|rest| rest.ends_with('.'));
+        [experts.names.router, experts.names.shared[1]].into_iter().any(is_named)
+    }
+
+    /// Builds a norm over the last dimension, of the architecture's kind. An RMS norm has no bias.
+    pub fn norm(&mut self, name: &str, size: i64) -> Result<Norm, Error> {
+        self.norm_with_placement(name, size, &self.model_parallel.non_parallel_placement())
+    }
+
+    /// Like [`norm`](Self::norm), with an explicit placement.
+    pub fn norm_with_placement(
+        &mut self,
+        name: &str,
+        size: i64,
+        placement: &WeightPlacement,
+    ) -> Result<Norm, Error> {
+        let (kind, eps) = (self.architecture.norm, self.architecture.norm_eps);
+
+        let (mut weight, mut bias) = (None, None);
+        if self.architecture.norm_affine {
+            weight = Some(self.parameter(&format!("{name}.weight"), &[size], Initial::Ones, placement)?);
+            if kind == NormKind::Layer {
+                bias = Some(self.parameter(&format!("{name}.bias"), &[size], Initial::Zeros, placement)?);
+            }
+        }
+        Ok(Norm { kind, eps, size, weight, bias })
+    }
+}

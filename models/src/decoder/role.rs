@@ -1,0 +1,219 @@
+//! A decoder that shares the frozen weights of another one, the trunk, and has parameters of its own: adapters,
+//! modules that are trained whole, a scalar head. Policy, critic, reward and reference model can so have one
+//! copy of the trunk in memory.
+
+use std::sync::{Arc, OnceLock};
+
+use parallel::comm::Reduction;
+use parallel::residency::{
+    Access, HeldWeights, JoinedStore, ModelPart, Origin, WeightAllocator, WeightSpec, WeightStore, Weights,
+};
+use parallel::{Placement, Segmented};
+use tch::{Kind, Tensor, no_grad};
+
+use super::load::{self, Values, ValuesFn};
+use super::{Decoder, DecoderSpec, HeadKind, LoadOptions, ModelMemory};
+use crate::Error;
+use crate::builder::{ParameterPart, ParameterRequest};
+use crate::lora::linear::Magnitude;
+use crate::lora::{AdapterFolder, LoraLinear, LoraPlan};
+
+/// A decoder with new adapters, whose matrices `B` are zero: it computes what `trunk` computes. The values
+/// depend only on the seed. `options` say whether it is trained; the rest is as in `trunk`.
+pub(crate) fn with_new_adapter(
+    trunk: &Decoder,
+    head: HeadKind,
+    lora: Option<&Arc<LoraPlan>>,
+    seed: u64,
+    trainable: bool,
+) -> Result<Decoder, Error> {
+    build(trunk, head, lora, trainable, &mut |request| new_values(trunk, request, seed))
+}
+
+/// A decoder with the adapters of a folder. A scalar head that the folder does not have is newly initialized
+/// with `score_seed`.
+pub(crate) fn with_adapter(
+    trunk: &Decoder,
+    head: HeadKind,
+    folder: &mut AdapterFolder,
+    score_seed: Option<u64>,
+    trainable: bool,
+) -> Result<Decoder, Error> {
+    let lora = Arc::clone(folder.plan());
+    let decoder = build(trunk, head, Some(&lora), trainable, &mut |request| {
+        let is_new = request.part == ParameterPart::ScalarHead && !folder.has(request.name);
+        if let Some(seed) = score_seed.filter(|_| is_new) {
+            return new_values(trunk, request, seed);
+        }
+        folder.values(request)
+    })?;
+    folder.check_all_used()?;
+    Ok(decoder)
+}
+
+/// A decoder without adapters that computes what `from` computes.
+pub(crate) fn merge(from: &Decoder, head: HeadKind, options: &LoadOptions) -> Result<Decoder, Error> {
+    let options = LoadOptions { model_parallel: from.model_parallel.clone(), ..options.clone() };
+    let spec = DecoderSpec { config: from.config.clone(), head, lora: None };
+    load::fill(spec, &options, &mut |request| {
+        if !request.is_local {
+            return Ok(Values::Tensor(options.placeholder()));
+        }
+        let index = shared_index(from, request.name);
+        let weight = from.parameters[index].tensor.detach();
+        let module = request.name.strip_suffix(".weight").unwrap_or(request.name);
+        let Some((lora, own)) = adapter_of(from, module)? else {
+            let _weight = HeldWeights::fetch(from.residency(), Weights::Parameter(index), Access::Read)?;
+            return Ok(Values::Tensor(weight.copy()));
+        };
+        let used: Vec<usize> = own.into_iter().chain([index]).collect();
+        let _weights = HeldWeights::fetch(from.residency(), Weights::Parameters(&used), Access::Read)?;
+        let is_conv1d = from.architecture().is_conv1d;
+        let merged = lora.merged(&if is_conv1d { weight.tr() } else { weight })?;
+        Ok(Values::Tensor(if is_conv1d { merged.tr().contiguous() } else { merged }))
+    })
+}
+
+/// The adapter of the linear layer `module` and the indices of its parameters, if it has one.
+fn adapter_of(from: &Decoder, module: &str) -> Result<Option<(LoraLinear, Vec<usize>)>, Error> {
+    let index = |end: &str| from.index_of(&format!("{module}.{end}"));
+    let (Some(lora), Some(a)) = (&from.lora, index("lora_A.weight")) else { return Ok(None) };
+    let target = lora.plan.scaling_of(module, from.architecture().names.layers)?;
+    let [b, vector] = [index("lora_B.weight"), index("lora_magnitude_vector")];
+    let b = b.expect("an adapter has two matrices");
+    let tensor = |index: usize| from.parameters[index].tensor.detach();
+    let a_placement = &from.parameters[a].placement;
+    let magnitude = vector.map(|index| Magnitude {
+        values: tensor(index),
+        input_group: match a_placement {
+            Placement::Shard { group, .. } => Some(Arc::clone(group)),
+            Placement::Replicate => None,
+        },
+        factors: OnceLock::new(),
+    });
+    let lora = LoraLinear { a: tensor(a), b: tensor(b), scaling: target, magnitude };
+    Ok(Some((lora, [Some(a), Some(b), vector].into_iter().flatten().collect())))
+}
+
+fn build(
+    trunk: &Decoder,
+    head: HeadKind,
+    lora: Option<&Arc<LoraPlan>>,
+    trainable: bool,
+    values: &mut ValuesFn<'_>,
+) -> Result<Decoder, Error> {
+    let spec = DecoderSpec { config: trunk.config.clone(), head, lora: lora.cloned() };
+    let options = LoadOptions {
+        kind: trunk.kind(),
+        device: trunk.device(),
+        trainable,
+        model_parallel: trunk.model_parallel.clone(),
+        memory: trunk.memory.as_ref().map(|memory| Arc::clone(&memory.allocator)),
+    };
+    let own =
+        options.memory.as_ref().map(|allocator| reserve(spec.clone(), &options, allocator)).transpose()?;
+
+    let mut next = 0..;
+    let mut decoder = Decoder::build(spec, &options.model_parallel, &mut |request| {
+        if !request.part.is_own() {
+            let index = request.is_local.then(|| shared_index(trunk, request.name));
+            return Ok(
+                index.map_or_else(|| options.placeholder(), |index| trunk.parameters[index].tensor.detach())
+            );
+        }
+        let values = values(request)?;
+        let tensor = match &own {
+            _ if !request.is_local => return values.read(),
+            None => options.materialize(request, &values.read()?),
+            Some(store) => {
+                let index = next.next().expect("the range does not end");
+                let keep = !matches!(values, Values::Tensor(_));
+                store.load(index, values.into_source(), keep).map_err(load::own_error)?;
+                store.tensor(index)
+            }
+        };
+        Ok(tensor.set_requires_grad(trainable))
+    })?;
+
+    if let (Some(memory), Some(own)) = (&trunk.memory, own) {
+        let store = JoinedStore::new(
+            Arc::clone(&memory.store),
+            own,
+            origins(trunk, &decoder),
+            decoder.weights_of_parts(),
+        );
+        decoder.memory =
+            Some(ModelMemory { allocator: Arc::clone(&memory.allocator), store: Arc::new(store) });
+    }
+    Ok(decoder)
+}
+
+/// Reserves the memory of the parameters that a decoder does not share.
+fn reserve(
+    spec: DecoderSpec,
+    options: &LoadOptions,
+    allocator: &Arc<dyn WeightAllocator>,
+) -> Result<Arc<dyn WeightStore>, Error> {
+    let (decoder, specs) = load::without_values(spec, options)?;
+    let is_own = |index: &usize| decoder.parts[*index].is_own();
+    let own: Vec<usize> = (0..specs.len()).filter(is_own).collect();
+    let place = |index: usize| own.iter().position(|&other| other == index);
+    let weights_of = |weights: Vec<usize>| weights.into_iter().filter_map(place).collect();
+    let parts: Vec<(ModelPart, Vec<usize>)> =
+        decoder.weights_of_parts().into_iter().map(|(part, weights)| (part, weights_of(weights))).collect();
+    let specs: Vec<WeightSpec> = own.iter().map(|&index| specs[index].clone()).collect();
+    Ok(allocator.allocate(specs, parts)?)
+}
+
+/// Where each weight of a decoder lies that shares those of `trunk`.
+fn origins(trunk: &Decoder, decoder: &Decoder) -> Vec<Origin> {
+    let mut next = 0..;
+    let origin = |(parameter, part): (&parallel::Parameter, &ParameterPart)| {
+        if part.is_own() {
+            Origin::Own(next.next().expect("the range does not end"))
+        } else {
+            Origin::Shared(shared_index(trunk, &parameter.name))
+        }
+    };
+    decoder.parameters.iter().zip(&decoder.parts).map(origin).collect()
+}
+
+fn shared_index(trunk: &Decoder, name: &str) -> usize {
+    trunk.index_of(name).expect("both have the modules of the configuration")
+}
+
+/// The first values of a parameter that a decoder does not share with `trunk`.
+fn new_values(trunk: &Decoder, request: &ParameterRequest<'_>, seed: u64) -> Result<Values, Error> {
+    if !request.is_local {
+        return Ok(Values::Tensor(Tensor::empty([0], (trunk.kind(), trunk.device()))));
+    }
+    let magnitudes = request.name.strip_suffix(".lora_magnitude_vector");
+    match (request.part, magnitudes) {
+        (ParameterPart::TrunkCopy, _) => {
+            let index = shared_index(trunk, request.name);
+            let _weight = HeldWeights::fetch(trunk.residency(), Weights::Parameter(index), Access::Read)?;
+            Ok(Values::Tensor(trunk.parameters[index].tensor.detach().copy()))
+        }
+        (ParameterPart::Adapter, Some(module)) => Ok(Values::Tensor(row_norms(trunk, module)?)),
+        _ => Ok(Values::Tensor(load::initial_values(request, seed))),
+    }
+}
+
+/// The norms of the rows `[out, in]` of a linear layer's weight, `[out]`, fp32: the magnitudes of a new DoRA
+/// adapter.
+fn row_norms(trunk: &Decoder, module: &str) -> Result<Tensor, Error> {
+    let index = shared_index(trunk, &format!("{module}.weight"));
+    let _weight = HeldWeights::fetch(trunk.residency(), Weights::Parameter(index), Access::Read)?;
+    let parameter = &trunk.parameters[index];
+    let inputs = i64::from(!trunk.architecture().is_conv1d);
+    let squares = no_grad(|| {
+        let weight = parameter.tensor.detach().to_kind(Kind::Float);
+        weight.square().sum_dim_intlist(inputs, false, Kind::Float)
+    });
+    if let Placement::Shard { spec, group } = &parameter.placement
+        && spec.dim() as i64 == inputs
+    {
+        group.all_reduce(&squares, Reduction::Sum)?;
+    }
+    Ok(no_grad(|| squares.sqrt()))
+}

@@ -1,0 +1,29 @@
+//! Low-rank adapters: the weights of a model stay frozen, and each adapted layer learns a product of two
+//! small matrices on top of its weight.
+//!
+//! ```text
+//!   y = x W^T + s (x A^T) B^T + b          A [r, in], B [out, r]
+//!   s = alpha / r, or alpha / sqrt(r)      LoRA, rsLoRA
+//!   y = (m / |W + s B A|) (..) + b         DoRA: one magnitude m for each output
+//! ```
+//! (LoRA: Hu et al. 2021, arXiv 2106.09685; rsLoRA: Kalajdzievski 2023, arXiv 2312.03732; DoRA: Liu et al.
+//! 2024, arXiv 2402.09353, with the norm held constant in the backward pass, section 4.3.) Adapters are
+//! applied and not merged, in training and in generation: both compute the same numbers, and several models
+//! share one copy of the frozen weights. An adapter is fp32 whatever the dtype of the weights.
+//!
+//! ```text
+//!   config   which layers are adapted and how: PEFT's adapter_config.json
+//!   linear   the adapter of one linear layer
+//!   folder   adapters on disk: PEFT's adapter_model.safetensors
+//! ```
+//! On tensor-parallel ranks, a layer whose outputs are sharded has `A` whole on every rank, each of which uses
+//! it for other outputs: the gradient of `A` is a partial sum. A layer whose inputs are sharded has `B` whole:
+//! `x A^T` is a partial sum, and so are the output and the gradient of `B`.
+
+pub mod config;
+pub mod folder;
+pub(crate) mod linear;
+
+pub use config::{AdapterFile, Init, LoraConfig, LoraPlan, LoraTarget};
+pub use folder::AdapterFolder;
+pub use linear::LoraLinear;

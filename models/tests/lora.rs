@@ -1,0 +1,285 @@
+//! Models with adapters: they begin as their trunk, compute what the merged model computes, share the trunk's
+//! memory, and give the same logits, gradients and files however they are split over ranks.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
+
+#[path = "golden/folder.rs"]
+mod folder;
+#[path = "../../tests/on_mesh/mod.rs"]
+mod on_mesh;
+#[path = "split/outcome.rs"]
+mod outcome;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use folder::{golden_folder, with_aux_loss};
+use models::causal_lm::{CausalLm, LoadOptions};
+use models::lora::{AdapterFile, AdapterFolder, LoraConfig, LoraPlan};
+use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
+use models::scalar_model::ScalarModel;
+use outcome::{
+    FAMILIES, MOE_FAMILIES, close, flat, on_every_mesh, on_mesh, on_ranks, on_whole_mesh, options, outcome,
+    same, sequence_parallel_of, step, step_with_experts, written,
+};
+use parallel::pipeline::ScheduleKind;
+use parallel::{ProcessGroups, Segmented, Transport};
+use tch::{Kind, Tensor, no_grad};
+
+/// Settings of adapters, under short names.
+const KINDS: [&str; 3] = ["lora", "rslora", "dora"];
+
+fn plan(kind: &str) -> Arc<LoraPlan> {
+    let lora = LoraConfig {
+        r: 4,
+        lora_alpha: 6.0,
+        use_rslora: kind == "rslora",
+        use_dora: kind == "dora",
+        ..LoraConfig::default()
+    };
+    let file = AdapterFile { lora, base: Some("base".to_owned()), revision: None };
+    Arc::new(file.plan("test").unwrap())
+}
+
+fn trunk(folder: &Path, model_parallel: Option<&ModelParallel>) -> CausalLm {
+    CausalLm::load(folder, &LoadOptions { trainable: false, ..options(model_parallel) }).unwrap()
+}
+
+/// Sets all parameters that a model does not share with its trunk to numbers that depend on their names.
+fn fill(model: &CausalLm) {
+    for parameter in model.parameters().iter().filter(|parameter| parameter.tensor.requires_grad()) {
+        let first = f64::from(u32::try_from(parallel::fnv1a(&parameter.name) % 1000).unwrap());
+        let numel = parameter.tensor.numel() as i64;
+        let values = (Tensor::arange(numel, (Kind::Float, tch::Device::Cpu)) + first).sin() * 0.1;
+        let mut tensor = parameter.tensor.detach();
+        no_grad(|| {
+            let values = values.view_as(&tensor);
+            // Magnitudes are near the norms that they begin with.
+            let values =
+                if parameter.name.ends_with("magnitude_vector") { &tensor * (values + 1.0) } else { values };
+            tensor.copy_(&values);
+        });
+    }
+}
+
+/// A folder with a filled adapter of a golden model.
+fn adapter_folder(model: &Path, kind: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let model = trunk(model, None).with_new_adapter(&plan(kind), 3, true).unwrap();
+    fill(&model);
+    model.save(folder.path()).unwrap();
+    folder
+}
+
+/// A model with the adapter of a folder.
+fn adapted(model: &Path, adapter: &Path, model_parallel: Option<&ModelParallel>) -> CausalLm {
+    trunk(model, model_parallel).with_adapter(&mut AdapterFolder::open(adapter).unwrap(), true).unwrap()
+}
+
+#[test]
+fn a_new_adapter_changes_no_bit() {
+    for name in FAMILIES.into_iter().chain(MOE_FAMILIES) {
+        let trunk = trunk(&golden_folder(name), None);
+        let logits = |model: &CausalLm| {
+            let batch = models::batch::Batch::new(&outcome::ROWS, tch::Device::Cpu);
+            flat(&no_grad(|| model.head().logits(&model.forward_no_grad(&batch).unwrap())).unwrap())
+        };
+        for kind in KINDS {
+            let model = trunk.with_new_adapter(&plan(kind), 3, true).unwrap();
+            assert!(logits(&model) == logits(&trunk), "{name}, {kind}");
+        }
+    }
+}
+
+#[test]
+fn a_merged_model_computes_the_same() {
+    for name in FAMILIES.into_iter().chain(MOE_FAMILIES) {
+        for kind in KINDS {
+            let folder = adapter_folder(&golden_folder(name), kind);
+            let model = adapted(&golden_folder(name), folder.path(), None);
+            let merged = model.merge(&options(None)).unwrap();
+            assert_eq!(merged.parameters().len(), trunk(&golden_folder(name), None).parameters().len());
+            let [one, other] = [&model, &merged].map(|model| outcome(model, false));
+            assert!(
+                one.logits != outcome(&trunk(&golden_folder(name), None), false).logits,
+                "{name}, {kind}"
+            );
+            close(&format!("{name}, {kind}"), &one.logits, &other.logits);
+            assert_eq!(written(&model), written(&merged), "{name}, {kind}");
+        }
+    }
+}
+
+#[test]
+fn models_with_adapters_share_the_memory_of_their_trunk() {
+    let trunk = trunk(&golden_folder("llama"), None);
+    let folder = adapter_folder(&golden_folder("llama"), "lora");
+    let policy = trunk.with_new_adapter(&plan("lora"), 3, true).unwrap();
+    let other = trunk.with_adapter(&mut AdapterFolder::open(folder.path()).unwrap(), false).unwrap();
+    let critic = ScalarModel::on_trunk(&trunk, Some(&plan("lora")), 4, true).unwrap();
+    let pointers = |parameters: &[parallel::Parameter]| -> Vec<usize> {
+        let shared = parameters.iter().filter(|parameter| !parameter.name.contains("lora"));
+        shared
+            .filter(|parameter| parameter.name != "score.weight")
+            .map(|p| p.tensor.data_ptr() as usize)
+            .collect()
+    };
+    let shared = pointers(trunk.parameters());
+    assert_eq!(pointers(policy.parameters()), shared);
+    assert_eq!(pointers(other.parameters()), shared);
+    assert_eq!(pointers(critic.parameters()), shared[..shared.len() - 1], "a critic has no vocabulary head");
+    let trained = |parameters: &[parallel::Parameter]| -> Vec<bool> {
+        parameters.iter().map(|parameter| parameter.tensor.requires_grad()).collect()
+    };
+    let own = |parameters: &[parallel::Parameter]| -> Vec<bool> {
+        let is_own = |name: &str| name.contains("lora") || name == "score.weight";
+        parameters.iter().map(|parameter| is_own(&parameter.name)).collect()
+    };
+    assert_eq!(trained(policy.parameters()), own(policy.parameters()));
+    assert_eq!(trained(critic.parameters()), own(critic.parameters()));
+    assert!(trained(other.parameters()).into_iter().all(|is_trained| !is_trained));
+}
+
+#[test]
+fn a_split_model_has_the_logits_gradients_and_files_of_the_whole() {
+    for name in FAMILIES {
+        for kind in ["lora", "dora"] {
+            let (base, folder) = (golden_folder(name), adapter_folder(&golden_folder(name), kind));
+            let whole = outcome(&adapted(&base, folder.path(), None), false);
+            // Four ranks share two key-value heads where queries share them.
+            for size in [2, 4] {
+                let saved = tempfile::tempdir().unwrap();
+                on_ranks(size, Transport::Shared, |model_parallel| {
+                    let model = adapted(&base, folder.path(), Some(model_parallel));
+                    same(&format!("{name}, {kind} on {size}"), &whole, &outcome(&model, size == 4));
+                    model.save(saved.path()).unwrap();
+                });
+                for file in ["adapter_model.safetensors", "adapter_config.json"] {
+                    let read = |folder: &Path| std::fs::read(folder.join(file)).unwrap();
+                    assert!(read(folder.path()) == read(saved.path()), "{name}, {kind}: {file}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_with_different_tokens_have_the_gradients_of_the_whole() {
+    for name in ["llama", "qwen3", "gpt2", "neox"] {
+        for kind in ["lora", "dora"] {
+            let (base, folder) = (golden_folder(name), adapter_folder(&golden_folder(name), kind));
+            let whole = outcome(&adapted(&base, folder.path(), None), false);
+            for (mode, mesh) in [("megatron", [1, 2]), ("ulysses", [2, 2]), ("ring", [2, 2])] {
+                on_mesh(mesh, Transport::Shared, |groups| {
+                    let model_parallel = sequence_parallel_of(groups, mode);
+                    let model = adapted(&base, folder.path(), Some(&model_parallel));
+                    same(&format!("{name}, {kind}, {mode}"), &whole, &outcome(&model, true));
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whole() {
+    for name in ["llama-tied", "gpt2", "bloom"] {
+        for kind in ["lora", "dora"] {
+            let (base, folder) = (golden_folder(name), adapter_folder(&golden_folder(name), kind));
+            let model = adapted(&base, folder.path(), None);
+            let ((loss, gradients), replies) = (step(&model, &ModelParallel::NONE), written(&model));
+            for (schedule_kind, mesh) in
+                [(ScheduleKind::OneForwardOneBackward, [2, 2]), (ScheduleKind::ZeroBubbleV, [2, 1])]
+            {
+                let saved = tempfile::tempdir().unwrap();
+                on_whole_mesh([mesh[0], 1, mesh[1]], Transport::Shared, |groups| {
+                    let layers = PipelineParallel {
+                        group: Arc::clone(groups.pipeline_parallel()),
+                        schedule_kind,
+                        virtual_stages: 2,
+                        embedding_group: groups.embedding_group().cloned(),
+                    };
+                    let model_parallel = ModelParallel {
+                        pipeline_parallel: Some(layers),
+                        pipeline_expert_group: Some(Arc::clone(groups.pipeline_expert_group())),
+                        ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
+                    };
+                    let what = format!("{name}, {kind}, {schedule_kind:?}");
+                    let model = adapted(&base, folder.path(), Some(&model_parallel));
+                    let (local_loss, local_grads) = step(&model, &model_parallel);
+                    let [total] = groups.pipeline_parallel().all_reduce_sum([local_loss]).unwrap();
+                    close(&what, &[loss], &[total]);
+                    for (parameter, local) in &local_grads {
+                        let (_, whole) = gradients.iter().find(|(name, _)| name == parameter).unwrap();
+                        close(&format!("{what}: the gradient of {parameter}"), whole, local);
+                    }
+                    assert_eq!(written(&model), replies, "{what}");
+                    model.save(saved.path()).unwrap();
+                });
+                let read = |folder: &Path| std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+                assert!(read(folder.path()) == read(saved.path()), "{name}, {kind}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
+    for name in MOE_FAMILIES {
+        let base = with_aux_loss(name);
+        let folder = adapter_folder(base.path(), "lora");
+        let model = adapted(base.path(), folder.path(), None);
+        let ((loss, gradients), replies) =
+            (step_with_experts(&model, &ProcessGroups::single()), written(&model));
+        assert!(gradients.iter().any(|(name, _)| name.contains("experts")), "experts have adapters");
+        for (mesh, mode) in [([1, 2, 1, 2], "megatron"), ([2, 2, 1, 1], "")] {
+            on_every_mesh([1, mesh[0], mesh[1], mesh[2], mesh[3]], Transport::Shared, |groups| {
+                let sequence_parallel = if mode.is_empty() {
+                    SequenceParallel::Replicated
+                } else {
+                    sequence_parallel_of(groups, mode).sequence_parallel
+                };
+                let model_parallel = ModelParallel {
+                    sequence_parallel,
+                    expert_parallel: Some(Arc::clone(groups.expert_parallel())),
+                    ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
+                };
+                let what = format!("{name}, {mesh:?} {mode}");
+                let model = adapted(base.path(), folder.path(), Some(&model_parallel));
+                let (local_loss, local_grads) = step_with_experts(&model, groups);
+                let [total] = groups.loss_group().all_reduce_sum([local_loss]).unwrap();
+                close(&what, &[loss], &[total]);
+                for (parameter, local) in &local_grads {
+                    let (_, whole) = gradients.iter().find(|(name, _)| name == parameter).unwrap();
+                    close(&format!("{what}: the gradient of {parameter}"), whole, local);
+                }
+                assert_eq!(written(&model), replies, "{what}");
+            });
+        }
+    }
+}
+
+#[test]
+fn modules_that_are_trained_whole_are_saved_with_the_adapter() {
+    let base = golden_folder("llama");
+    let lora = LoraConfig {
+        modules_to_save: Some(vec!["lm_head".to_owned(), "norm".to_owned()]),
+        ..plan("lora").config().clone()
+    };
+    let file = AdapterFile { lora, base: None, revision: None };
+    let model = trunk(&base, None).with_new_adapter(&Arc::new(file.plan("test").unwrap()), 3, true).unwrap();
+    fill(&model);
+    let folder = tempfile::tempdir().unwrap();
+    model.save(folder.path()).unwrap();
+    let whole = outcome(&model, false);
+    assert!(whole.gradients.iter().any(|(name, _)| name == "lm_head.weight"));
+    assert!(whole.gradients.iter().any(|(name, _)| name == "model.norm.weight"));
+    same("loaded again", &whole, &outcome(&adapted(&base, folder.path(), None), true));
+    on_ranks(2, Transport::Shared, |model_parallel| {
+        same("on 2", &whole, &outcome(&adapted(&base, folder.path(), Some(model_parallel)), false));
+    });
+
+    let plan = Arc::new(file.plan("run.toml").unwrap());
+    let error = trunk(&golden_folder("llama-tied"), None).with_new_adapter(&plan, 3, true).unwrap_err();
+    let error = error.to_string();
+    assert!(error.starts_with("run.toml: `modules_to_save` = \"lm_head\" is not supported"), "{error}");
+}
