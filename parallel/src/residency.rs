@@ -12,15 +12,13 @@
 //! DeepSpeed: `PartitionedParameterCoordinator` (`fetch_sub_module`, `release_sub_module`); FSDP: `unshard`
 //! and `reshard`.
 
-mod joined;
+pub mod joined;
 
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
-
-pub use joined::{JoinedStore, Origin};
 
 use crate::comm::PendingCollective;
 use crate::{Error, Parameter};

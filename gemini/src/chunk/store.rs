@@ -43,7 +43,7 @@ pub(crate) struct Place {
 /// What a store holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// Weights. Those of frozen chunks do not change.
+    /// Weights, which do not change where their chunks are frozen.
     Weights,
     /// Gradients.
     Gradients,
