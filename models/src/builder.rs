@@ -17,6 +17,9 @@ use crate::lora::{Init, LoraLinear, LoraPlan, LoraTarget};
 use crate::model_parallel::{ModelParallel, WeightPlacement};
 use crate::norm::Norm;
 
+/// The name of the scalar head's weight in sequence-classification checkpoints.
+pub const SCORE_WEIGHT: &str = "score.weight";
+
 /// A parameter that a model requests from its source.
 #[derive(Clone, Copy, Debug)]
 pub struct ParameterRequest<'a> {
@@ -53,6 +56,34 @@ impl ParameterPart {
     pub fn is_own(self) -> bool {
         self != Self::Trunk
     }
+}
+
+/// The parameters of the modules that a builder has built.
+#[derive(Debug)]
+pub struct BuiltParameters {
+    /// This rank's parameters, in order of use.
+    pub parameters: Vec<Parameter>,
+    /// The part of the model that each of them belongs to.
+    pub parts: Vec<ParameterPart>,
+    /// The linear layers that have an adapter, on whichever rank.
+    pub adapted: Vec<String>,
+}
+
+/// A linear layer that is about to be built.
+struct LinearSpec<'a> {
+    name: &'a str,
+    /// The number of inputs and of outputs.
+    sizes: [i64; 2],
+    /// What `placement` shards, if it shards anything.
+    sharded: Side,
+    placement: &'a WeightPlacement,
+}
+
+/// A side of a linear layer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Inputs,
+    Outputs,
 }
 
 /// The source of a model's parameters: a checkpoint or an initializer.
@@ -136,9 +167,11 @@ impl<'a> ModuleBuilder<'a> {
         self.parameters.is_empty()
     }
 
-    /// All parameters in order of use, the part that each belongs to, and the names of the adapted layers.
-    pub fn into_parts(self) -> (Vec<Parameter>, Vec<ParameterPart>, Vec<String>) {
-        (self.parameters, self.parts, self.adapted)
+    /// What was built. Returns an error if there should be adapters and no layer has one.
+    pub fn finish(self) -> Result<BuiltParameters, Error> {
+        let Self { lora, parameters, parts, adapted, .. } = self;
+        lora.map_or(Ok(()), |lora| lora.check_matched(&adapted))?;
+        Ok(BuiltParameters { parameters, parts, adapted })
     }
 
     /// Requests a parameter of the trunk. Registers it if this rank holds it.
@@ -208,9 +241,9 @@ impl<'a> ModuleBuilder<'a> {
     /// Builds a linear layer that is not tensor-parallel and has no bias: every rank holds the full weight.
     /// vLLM: `ReplicatedLinear`.
     pub fn replicated_linear(&mut self, name: &str, sizes: [i64; 2]) -> Result<Linear, Error> {
-        let placement = self.model_parallel.non_parallel_placement();
-        let weight = self.matrix(name, sizes, 1, self.architecture.initializer_range, &placement)?;
-        self.linear(name, weight, sizes, 1, &placement, None)
+        let placement = &self.model_parallel.non_parallel_placement();
+        let layer = LinearSpec { name, sizes, sharded: Side::Outputs, placement };
+        self.linear(&layer, self.architecture.initializer_range, None)
     }
 
     /// Builds a linear layer whose output dimension is sharded.
@@ -222,8 +255,8 @@ impl<'a> ModuleBuilder<'a> {
         bias: bool,
         placement: &WeightPlacement,
     ) -> Result<Linear, Error> {
-        let weight = self.matrix(name, sizes, 1, self.architecture.initializer_range, placement)?;
-        self.linear(name, weight, sizes, 1, placement, bias.then_some(placement))
+        let layer = LinearSpec { name, sizes, sharded: Side::Outputs, placement };
+        self.linear(&layer, self.architecture.initializer_range, bias.then_some(placement))
     }
 
     /// Builds a linear layer back into the residual stream whose input dimension is sharded: the full output
@@ -236,41 +269,21 @@ impl<'a> ModuleBuilder<'a> {
         bias: bool,
         placement: &WeightPlacement,
     ) -> Result<Linear, Error> {
-        let weight = self.matrix(name, sizes, 0, self.architecture.residual_initializer_range, placement)?;
+        let layer = LinearSpec { name, sizes, sharded: Side::Inputs, placement };
         let bias_placement = self.model_parallel.non_parallel_placement();
-        self.linear(name, weight, sizes, 0, placement, bias.then_some(&bias_placement))
+        let deviation = self.architecture.residual_initializer_range;
+        self.linear(&layer, deviation, bias.then_some(&bias_placement))
     }
 
-    /// Requests the weight of a linear layer from `inner` to `outer`. `side` selects the sharded dimension: 0
-    /// for `inner`, 1 for `outer`.
-    fn matrix(
-        &mut self,
-        name: &str,
-        [inner, outer]: [i64; 2],
-        side: usize,
-        deviation: f64,
-        placement: &WeightPlacement,
-    ) -> Result<Tensor, Error> {
-        let in_out = self.architecture.is_conv1d;
-        let (shape, dim) = if in_out { ([inner, outer], side) } else { ([outer, inner], 1 - side) };
-        let placement = match placement {
-            WeightPlacement::Shard(spec) => WeightPlacement::Shard(spec.with_dim(dim)),
-            other => other.clone(),
-        };
-        self.parameter(&format!("{name}.weight"), &shape, Initial::Normal(deviation), &placement)
-    }
-
-    /// A linear layer from `inner` to `outer` with its weight: its adapter, and its bias if that has a
-    /// placement. `side` selects the dimension that `placement` shards: 0 for `inner`, 1 for `outer`.
+    /// Builds a linear layer: its weight, its bias if that has a placement, and its adapter.
     fn linear(
         &mut self,
-        name: &str,
-        weight: Tensor,
-        [inner, outer]: [i64; 2],
-        side: usize,
-        placement: &WeightPlacement,
+        layer: &LinearSpec<'_>,
+        deviation: f64,
         bias: Option<&WeightPlacement>,
     ) -> Result<Linear, Error> {
+        let (name, [_, outer]) = (layer.name, layer.sizes);
+        let weight = self.matrix(layer, deviation)?;
         let bias = match bias {
             Some(placement) => {
                 Some(self.parameter(&format!("{name}.bias"), &[outer], Initial::Zeros, placement)?)
@@ -283,50 +296,54 @@ impl<'a> ModuleBuilder<'a> {
             None => None,
         };
         let lora = match target {
-            Some(target) => Some(self.lora(name, target, [inner, outer], side, placement)?),
+            Some(target) => Some(Box::new(self.lora(layer, target)?)),
             None => None,
         };
         Ok(Linear { weight, bias, is_conv1d: self.architecture.is_conv1d, lora })
     }
 
-    /// The adapter of a linear layer from `inner` to `outer`.
-    fn lora(
-        &mut self,
-        name: &str,
-        LoraTarget { r, scaling }: LoraTarget,
-        [inner, outer]: [i64; 2],
-        side: usize,
-        placement: &WeightPlacement,
-    ) -> Result<LoraLinear, Error> {
-        let config = self.lora.expect("a layer has a target").config().clone();
-        let sharded_with = |matrix_side: usize, dim: usize| match placement {
-            WeightPlacement::Shard(spec) if side == matrix_side => WeightPlacement::Shard(spec.with_dim(dim)),
+    /// Requests the weight of a linear layer.
+    fn matrix(&mut self, layer: &LinearSpec<'_>, deviation: f64) -> Result<Tensor, Error> {
+        let [inner, outer] = layer.sizes;
+        let in_out = self.architecture.is_conv1d;
+        let shape = if in_out { [inner, outer] } else { [outer, inner] };
+        let placement = match layer.placement {
+            WeightPlacement::Shard(spec) => {
+                WeightPlacement::Shard(spec.with_dim(usize::from((layer.sharded == Side::Inputs) != in_out)))
+            }
+            other => other.clone(),
+        };
+        self.parameter(&format!("{}.weight", layer.name), &shape, Initial::Normal(deviation), &placement)
+    }
+
+    /// Builds the adapter of a linear layer.
+    fn lora(&mut self, layer: &LinearSpec<'_>, target: LoraTarget) -> Result<LoraLinear, Error> {
+        let LinearSpec { name, sizes: [inner, outer], sharded, placement } = *layer;
+        let LoraTarget { r, scaling } = target;
+        let config = self.lora.expect("a layer has a target").config();
+        let (init, use_dora) = (config.init_lora_weights, config.use_dora);
+        let sharded_along = |side: Side, dim: usize| match placement {
+            WeightPlacement::Shard(spec) if sharded == side => WeightPlacement::Shard(spec.with_dim(dim)),
             // Each rank uses the matrix for its own outputs, or on its own inputs.
             WeightPlacement::Shard(_) => WeightPlacement::ReplicatePartialGrad,
             other => other.clone(),
         };
-        let (a_placement, b_placement) = (sharded_with(0, 1), sharded_with(1, 0));
-        let deviation = match config.init_lora_weights {
+        let (a_placement, b_placement) = (sharded_along(Side::Inputs, 1), sharded_along(Side::Outputs, 0));
+        let initial = match init {
             Init::Default => Initial::Uniform((inner as f64).sqrt().recip()),
             Init::Gaussian => Initial::Normal((r as f64).recip()),
         };
         self.adapted.push(name.to_owned());
 
-        let part = ParameterPart::Adapter;
-        let a =
-            self.parameter_of(part, &format!("{name}.lora_A.weight"), &[r, inner], deviation, &a_placement)?;
-        let b = self.parameter_of(
-            part,
-            &format!("{name}.lora_B.weight"),
-            &[outer, r],
-            Initial::Zeros,
-            &b_placement,
-        )?;
-        let magnitude = if config.use_dora {
-            let vector = format!("{name}.lora_magnitude_vector");
-            let values = self.parameter_of(part, &vector, &[outer], Initial::Ones, &b_placement)?;
-            let input_group = matches!(placement, WeightPlacement::Shard(_)).then(|| self.group().cloned());
-            let input_group = input_group.flatten().filter(|_| side == 0);
+        let mut request = |end: &str, shape: &[i64], initial: Initial, placement: &WeightPlacement| {
+            self.parameter_of(ParameterPart::Adapter, &format!("{name}.{end}"), shape, initial, placement)
+        };
+        let a = request("lora_A.weight", &[r, inner], initial, &a_placement)?;
+        let b = request("lora_B.weight", &[outer, r], Initial::Zeros, &b_placement)?;
+        let magnitude = if use_dora {
+            let values = request("lora_magnitude_vector", &[outer], Initial::Ones, &b_placement)?;
+            let is_input_sharded = matches!(placement, WeightPlacement::Shard(_)) && sharded == Side::Inputs;
+            let input_group = self.group().filter(|_| is_input_sharded).cloned();
             Some(Magnitude { values, input_group, factors: OnceLock::new() })
         } else {
             None

@@ -9,10 +9,11 @@ use parallel::Segmented;
 use tch::Tensor;
 
 use crate::Error;
+use crate::builder::SCORE_WEIGHT;
 use crate::cache::KvCache;
 use crate::cached_batch::CachedRow;
 use crate::config::Config;
-use crate::decoder::{HeadKind, SCORE_WEIGHT, load, role};
+use crate::decoder::{HeadKind, load, role};
 use crate::head::Head;
 use crate::lora::{AdapterFolder, LoraPlan};
 use crate::model::Model;

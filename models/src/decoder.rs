@@ -28,16 +28,14 @@ use crate::builder::{ParameterPart, ParameterRequest};
 use crate::config::Config;
 use crate::forward_context::ForwardContext;
 use crate::linear::Linear;
-use crate::lora::{LoraPlan, folder};
+use crate::lora::LoraPlan;
+use crate::lora::folder::{self, AdapterParameters};
 use crate::model_parallel::ModelParallel;
 use crate::norm::Norm;
 use crate::rope::Rotary;
 use crate::tensor_parallel_region::TensorParallelRegion;
 use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
 use crate::weights;
-
-/// The name of the scalar head's weight in sequence-classification checkpoints.
-pub const SCORE_WEIGHT: &str = "score.weight";
 
 /// How a model's parameters are loaded: dtype, device, trainable or frozen, and how they are split over
 /// ranks.
@@ -64,6 +62,26 @@ pub struct DecoderSpec {
     pub head: HeadKind,
     /// The adapters of its linear layers, if they have any.
     pub lora: Option<Arc<LoraPlan>>,
+    /// Whether the decoder is a trunk, or shares one. Its layers are then divided over the ranks of a pipeline
+    /// as those of a model with a vocabulary head are, whatever head it has itself.
+    pub is_on_trunk: bool,
+}
+
+impl DecoderSpec {
+    /// A decoder of its own, without adapters.
+    pub fn whole(config: Config, head: HeadKind) -> Self {
+        Self { config, head, lora: None, is_on_trunk: false }
+    }
+
+    /// The head of the model whose division into pipeline stages this one has.
+    fn stages_of(&self) -> HeadKind {
+        if self.is_on_trunk { HeadKind::Vocabulary } else { self.head }
+    }
+
+    /// A decoder that shares the weights of a trunk, with adapters if `lora` is given.
+    pub fn on_trunk(config: Config, head: HeadKind, lora: Option<Arc<LoraPlan>>) -> Self {
+        Self { config, head, lora, is_on_trunk: true }
+    }
 }
 
 impl LoadOptions {
@@ -118,6 +136,7 @@ pub struct Decoder {
     /// The part of the model that each parameter belongs to.
     parts: Vec<ParameterPart>,
     lora: Option<LoraModel>,
+    is_on_trunk: bool,
     model_parallel: ModelParallel,
     pipeline: Option<PipelineStages>,
     /// The index of each segment's first parameter; the last entry is the end of the last segment.
@@ -151,7 +170,7 @@ impl Decoder {
     /// What another decoder with the same modules and this head is built from.
     fn spec(&self, head: HeadKind) -> DecoderSpec {
         let lora = self.lora.as_ref().map(|lora| Arc::clone(&lora.plan));
-        DecoderSpec { config: self.config.clone(), head, lora }
+        DecoderSpec { config: self.config.clone(), head, lora, is_on_trunk: self.is_on_trunk }
     }
 
     /// The indices of the parameters of each part that is held at a time.
@@ -182,21 +201,29 @@ impl Decoder {
         &self.model_parallel
     }
 
-    /// The indices of the parameters that belong to this model and not to its trunk.
-    pub(crate) fn own_parameters(&self) -> Vec<usize> {
-        (0..self.parts.len()).filter(|&index| self.parts[index].is_own()).collect()
-    }
-
-    /// Writes `config` and the parameters of all ranks, or the adapter if there is one. The ranks of other
+    /// Writes `config` and the parameters of all ranks, or of the adapter if there is one. The ranks of other
     /// replicas only take part in gathering sharded weights.
     pub(crate) fn save(&self, folder: &Path, head: HeadKind, config: &Config) -> Result<(), Error> {
-        if let Some(lora) = &self.lora {
-            return folder::save(folder, self, head, lora);
-        }
         let alone = ProcessGroup::single("pipeline-expert", 0);
         let pipeline_expert_group = self.model_parallel.pipeline_expert_group.as_deref().unwrap_or(&alone);
         let replica = self.model_parallel.replica;
-        weights::save(folder, config, &self.parameters, self.residency(), replica, pipeline_expert_group)
+        let Some(lora) = &self.lora else {
+            let residency = self.residency();
+            return weights::save(
+                folder,
+                config,
+                &self.parameters,
+                residency,
+                replica,
+                pipeline_expert_group,
+            );
+        };
+        let architecture = self.architecture();
+        let file = lora.plan.file(&lora.adapted, architecture.names.layers);
+        let text = file.to_json(head == HeadKind::Scalar, architecture.is_conv1d);
+        let own = (0..self.parts.len()).filter(|&index| self.parts[index].is_own()).collect();
+        let parameters = AdapterParameters { all: &self.parameters, own, residency: self.residency() };
+        folder::save(folder, (config, &text), parameters, replica, pipeline_expert_group)
     }
 
     /// The dtype of the hidden states.

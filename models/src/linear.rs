@@ -27,7 +27,7 @@ pub struct Linear {
     pub(crate) bias: Option<Tensor>,
     pub(crate) is_conv1d: bool,
     /// The adapter, if the layer has one. The weight is frozen then.
-    pub(crate) lora: Option<LoraLinear>,
+    pub(crate) lora: Option<Box<LoraLinear>>,
 }
 
 impl Linear {
@@ -101,7 +101,7 @@ impl Linear {
             weight: narrow_to(&self.weight, i64::from(self.is_conv1d)),
             bias: self.bias.as_ref().map(|bias| narrow_to(bias, 0)),
             is_conv1d: self.is_conv1d,
-            lora: self.lora.as_ref().map(|lora| lora.select_outputs(columns)),
+            lora: self.lora.as_ref().map(|lora| Box::new(lora.select_outputs(columns))),
         }
     }
 

@@ -41,6 +41,9 @@ pub struct MoeLayer {
     placement: ExpertPlacement,
 }
 
+/// Applies this rank's experts to rows that are sorted by expert, given with the number of rows of each.
+type ExpertFn<'a> = dyn FnMut(&Tensor, &[i64]) -> Result<Tensor, parallel::Error> + 'a;
+
 /// The split of the experts over the expert-parallel group.
 #[derive(Debug)]
 pub(crate) struct ExpertPlacement {
@@ -226,7 +229,7 @@ impl ExpertPlacement {
         &self,
         rows: &Tensor,
         counts: &[i64],
-        expert_fn: &mut dyn FnMut(&Tensor, &[i64]) -> Result<Tensor, parallel::Error>,
+        expert_fn: &mut ExpertFn<'_>,
     ) -> Result<Tensor, parallel::Error> {
         let Some(group) = &self.group else { return expert_fn(rows, counts) };
 

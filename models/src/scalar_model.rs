@@ -12,9 +12,10 @@ use parallel::segment::hold_weights;
 use tch::{Kind, Tensor};
 
 use crate::Error;
+use crate::builder::SCORE_WEIGHT;
 use crate::causal_lm::{CausalLm, LoadOptions};
 use crate::config::Config;
-use crate::decoder::{HeadKind, SCORE_WEIGHT, load, role};
+use crate::decoder::{HeadKind, load, role};
 use crate::lora::{AdapterFolder, LoraPlan};
 use crate::model::Model;
 use crate::model_parallel::needs_grad;
@@ -83,15 +84,16 @@ impl ScalarModel {
         Ok(Self::new(role::with_new_adapter(trunk.decoder(), head, lora, seed, trainable)?))
     }
 
-    /// A model that shares the frozen weights of a language model, with the adapters of a folder. A scalar head
-    /// that the folder does not have is new, as [`on_trunk`](Self::on_trunk) makes it.
+    /// A model that shares the frozen weights of a language model, with the adapters of a folder. With
+    /// `score_seed`, a scalar head that the folder does not have is new, as [`on_trunk`](Self::on_trunk) makes
+    /// it.
     pub fn with_adapter(
         trunk: &CausalLm,
         folder: &mut AdapterFolder,
-        seed: u64,
+        score_seed: Option<u64>,
         trainable: bool,
     ) -> Result<Self, Error> {
-        let decoder = role::with_adapter(trunk.decoder(), HeadKind::Scalar, folder, Some(seed), trainable)?;
+        let decoder = role::with_adapter(trunk.decoder(), HeadKind::Scalar, folder, score_seed, trainable)?;
         Ok(Self::new(decoder))
     }
 

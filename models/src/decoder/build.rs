@@ -4,15 +4,14 @@
 use parallel::PipelineStages;
 use tch::Tensor;
 
-use super::{Decoder, DecoderSpec, HeadKind, LoraModel, SCORE_WEIGHT};
+use super::{Decoder, DecoderSpec, HeadKind, LoraModel};
 use crate::Error;
 use crate::architecture::{Architecture, Position};
 use crate::attention::mask_for_layer;
 use crate::block::Block;
-use crate::builder::{ModuleBuilder, ParameterPart, ParameterSource};
+use crate::builder::{BuiltParameters, ModuleBuilder, ParameterPart, ParameterSource, SCORE_WEIGHT};
 use crate::config::Config;
 use crate::initialize::Initial;
-use crate::lora::LoraPlan;
 use crate::model_parallel::{self, HeadPartition, ModelParallel, PipelineParallel, WeightPlacement};
 use crate::moe::ExpertPlacement;
 use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
@@ -25,16 +24,15 @@ impl Decoder {
         model_parallel: &ModelParallel,
         source: &mut ParameterSource<'_>,
     ) -> Result<Self, Error> {
-        let DecoderSpec { config, head, lora } = spec;
-        let architecture = config.architecture().clone();
-        check_copies(&config, head, lora.as_deref())?;
+        check_copies(&spec)?;
+        let (head, architecture) = (spec.head, spec.config.architecture().clone());
         let names = &architecture.names;
         let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
-        let pipeline = build_pipeline(&architecture, head, model_parallel)?;
+        let pipeline = build_pipeline(&architecture, spec.stages_of(), model_parallel)?;
         let owns_segment =
             |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.owns_segment(segment));
 
-        let mut builder = ModuleBuilder::new(&architecture, model_parallel, lora.as_deref(), source);
+        let mut builder = ModuleBuilder::new(&architecture, model_parallel, spec.lora.as_deref(), source);
         builder.set_local(owns_segment(0));
         let mut segment_offsets = vec![0];
 
@@ -71,12 +69,9 @@ impl Decoder {
             [owns_segment(0), owns_segment(last)],
         )?;
 
-        let (parameters, parts, adapted) = builder.into_parts();
-        if let Some(lora) = &lora {
-            lora.check_matched(&adapted)?;
-        }
+        let BuiltParameters { parameters, parts, adapted } = builder.finish()?;
         Ok(Self {
-            config,
+            config: spec.config,
             token_embedding,
             position_embedding,
             project_in,
@@ -87,7 +82,8 @@ impl Decoder {
             head,
             parameters,
             parts,
-            lora: lora.map(|plan| LoraModel { plan, adapted }),
+            lora: spec.lora.map(|plan| LoraModel { plan, adapted }),
+            is_on_trunk: spec.is_on_trunk,
             model_parallel: model_parallel.clone(),
             pipeline,
             segment_offsets,
@@ -112,11 +108,10 @@ pub fn check_model_parallel(config: &Config, model_parallel: &ModelParallel) -> 
 }
 
 /// Returns an error if a module that is trained whole is tied to one that is not.
-fn check_copies(config: &Config, head: HeadKind, lora: Option<&LoraPlan>) -> Result<(), Error> {
-    let architecture = config.architecture();
-    let Some(lora) = lora.filter(|_| architecture.tie_word_embeddings && head == HeadKind::Vocabulary) else {
-        return Ok(());
-    };
+fn check_copies(spec: &DecoderSpec) -> Result<(), Error> {
+    let architecture = spec.config.architecture();
+    let is_tied = architecture.tie_word_embeddings && spec.head == HeadKind::Vocabulary;
+    let Some(lora) = spec.lora.as_ref().filter(|_| is_tied) else { return Ok(()) };
     let [embedding, head] = [architecture.names.token_embedding, architecture.names.head];
     match [embedding, head].into_iter().find(|module| lora.trains_whole(module)) {
         None => Ok(()),

@@ -16,9 +16,9 @@ use parallel::residency::{
 };
 use tch::Tensor;
 
-use super::{Decoder, DecoderSpec, HeadKind, LoadOptions, ModelMemory, SCORE_WEIGHT};
+use super::{Decoder, DecoderSpec, HeadKind, LoadOptions, ModelMemory};
 use crate::Error;
-use crate::builder::ParameterRequest;
+use crate::builder::{ParameterRequest, SCORE_WEIGHT};
 use crate::config::Config;
 use crate::initialize;
 use crate::weights::{TensorReader, WeightFolder, copy_elements};
@@ -70,7 +70,7 @@ pub(crate) fn from_folder(
 
     let names = config.architecture().names;
     let ties = config.architecture().tie_word_embeddings && head == HeadKind::Vocabulary;
-    let decoder = fill(DecoderSpec { config, head, lora: None }, options, &mut |request| {
+    let decoder = fill(DecoderSpec::whole(config, head), options, &mut |request| {
         if let (SCORE_WEIGHT, Some(seed)) = (request.name, score_seed) {
             return Ok(Values::Tensor(initial_values(request, seed)));
         }
@@ -113,7 +113,7 @@ pub(crate) fn random(
     seed: u64,
     options: &LoadOptions,
 ) -> Result<Decoder, Error> {
-    fill(DecoderSpec { config, head, lora: None }, options, &mut |request| {
+    fill(DecoderSpec::whole(config, head), options, &mut |request| {
         let is_local = request.is_local;
         Ok(Values::Tensor(if is_local { initial_values(request, seed) } else { options.placeholder() }))
     })
@@ -258,12 +258,7 @@ fn reserve(
 
 /// The places that the parameters of this rank need in memory, in order of use. Loads nothing, and works
 /// with process groups for planning.
-pub fn weight_specs(
-    config: &Config,
-    head: HeadKind,
-    options: &LoadOptions,
-) -> Result<Vec<WeightSpec>, Error> {
-    let spec = DecoderSpec { config: config.clone(), head, lora: None };
+pub fn weight_specs(spec: DecoderSpec, options: &LoadOptions) -> Result<Vec<WeightSpec>, Error> {
     Ok(without_values(spec, options)?.1)
 }
 

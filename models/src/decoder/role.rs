@@ -5,8 +5,9 @@
 use std::sync::{Arc, OnceLock};
 
 use parallel::comm::Reduction;
+use parallel::residency::joined::{JoinedStore, Origin};
 use parallel::residency::{
-    Access, HeldWeights, JoinedStore, ModelPart, Origin, WeightAllocator, WeightSpec, WeightStore, Weights,
+    Access, HeldWeights, ModelPart, WeightAllocator, WeightSpec, WeightStore, Weights,
 };
 use parallel::{Placement, Segmented};
 use tch::{Kind, Tensor, no_grad};
@@ -45,7 +46,12 @@ pub(crate) fn with_adapter(
         if let Some(seed) = score_seed.filter(|_| is_new) {
             return new_values(trunk, request, seed);
         }
-        folder.values(request)
+        if !request.is_local {
+            folder.mark_remote(request.name)?;
+            return Ok(Values::Tensor(Tensor::empty([0], (trunk.kind(), trunk.device()))));
+        }
+        let reader = folder.reader(request.name, request.shape, request.placement)?;
+        Ok(Values::file(reader, folder.path(), request))
     })?;
     folder.check_all_used()?;
     Ok(decoder)
@@ -54,7 +60,7 @@ pub(crate) fn with_adapter(
 /// A decoder without adapters that computes what `from` computes.
 pub(crate) fn merge(from: &Decoder, head: HeadKind, options: &LoadOptions) -> Result<Decoder, Error> {
     let options = LoadOptions { model_parallel: from.model_parallel.clone(), ..options.clone() };
-    let spec = DecoderSpec { config: from.config.clone(), head, lora: None };
+    let spec = DecoderSpec { lora: None, ..from.spec(head) };
     load::fill(spec, &options, &mut |request| {
         if !request.is_local {
             return Ok(Values::Tensor(options.placeholder()));
@@ -102,7 +108,7 @@ fn build(
     trainable: bool,
     values: &mut ValuesFn<'_>,
 ) -> Result<Decoder, Error> {
-    let spec = DecoderSpec { config: trunk.config.clone(), head, lora: lora.cloned() };
+    let spec = DecoderSpec::on_trunk(trunk.config.clone(), head, lora.cloned());
     let options = LoadOptions {
         kind: trunk.kind(),
         device: trunk.device(),

@@ -7,18 +7,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parallel::Segmented;
 use parallel::comm::ProcessGroup;
+use parallel::residency::Residency;
 use parallel::safetensors_file::{self, NamedTensor, WriteRole};
-use tch::{Kind, Tensor};
+use parallel::{Parameter, Placement};
+use tch::Kind;
 
-use super::LoraPlan;
-use super::config::{ADAPTER_CONFIG, AdapterFile};
+use super::config::{ADAPTER_CONFIG, AdapterFile, LoraPlan};
 use crate::Error;
-use crate::builder::ParameterRequest;
-use crate::decoder::load::Values;
-use crate::decoder::{Decoder, HeadKind, LoraModel};
-use crate::weights::WeightFolder;
+use crate::builder::SCORE_WEIGHT;
+use crate::config::Config;
+use crate::weights::{TensorReader, WeightFolder};
 
 /// The file of the weights in an adapter folder.
 pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
@@ -49,6 +48,11 @@ impl AdapterFolder {
         path.join(ADAPTER_CONFIG).is_file()
     }
 
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The settings.
     pub fn file(&self) -> &AdapterFile {
         &self.file
@@ -59,20 +63,34 @@ impl AdapterFolder {
         &self.plan
     }
 
+    /// The configuration of the model with this adapter: the folder's own, or that of its base with the head
+    /// that the adapter has.
+    pub fn config(&self, base: &Path) -> Result<Config, Error> {
+        if self.path.join("config.json").exists() {
+            return Config::from_folder(&self.path);
+        }
+        let config = Config::from_folder(base)?;
+        Ok(if self.has(SCORE_WEIGHT) { config.for_sequence_classification(Kind::Float) } else { config })
+    }
+
     /// Whether the folder has values for a parameter.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.weights.has(&format!("{PREFIX}{name}"))
     }
 
-    /// The values of a requested parameter.
-    pub(crate) fn values(&mut self, request: &ParameterRequest<'_>) -> Result<Values, Error> {
-        let names = [format!("{PREFIX}{}", request.name)];
-        if !request.is_local {
-            self.weights.mark_remote(&names)?;
-            return Ok(Values::Tensor(Tensor::empty([0], (Kind::Float, tch::Device::Cpu))));
-        }
-        let reader = self.weights.reader(&names, request.shape, request.placement)?;
-        Ok(Values::file(reader, &self.path, request))
+    /// A reader of this rank's shard of a parameter, whose full shape is `shape`.
+    pub(crate) fn reader(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        placement: &Placement,
+    ) -> Result<TensorReader, Error> {
+        self.weights.reader(&[format!("{PREFIX}{name}")], shape, placement)
+    }
+
+    /// Checks that the folder has values for a parameter, which another rank holds.
+    pub(crate) fn mark_remote(&mut self, name: &str) -> Result<(), Error> {
+        self.weights.mark_remote(&[format!("{PREFIX}{name}")])
     }
 
     /// Returns an error for a tensor that belongs to no module of the model.
@@ -81,37 +99,44 @@ impl AdapterFolder {
     }
 }
 
-/// Writes the adapter of a decoder, and nothing of its trunk. Every rank that holds a shard of the model calls
-/// it.
-pub(crate) fn save(folder: &Path, decoder: &Decoder, head: HeadKind, lora: &LoraModel) -> Result<(), Error> {
-    let own = decoder.own_parameters();
-    let names: Vec<String> =
-        own.iter().map(|&index| format!("{PREFIX}{}", decoder.parameters()[index].name)).collect();
-    let residency = decoder.residency();
+/// The parameters of a model with an adapter.
+pub(crate) struct AdapterParameters<'a> {
+    /// All of this rank's parameters.
+    pub(crate) all: &'a [Parameter],
+    /// The indices of those that belong to the adapter.
+    pub(crate) own: Vec<usize>,
+    pub(crate) residency: Option<&'a dyn Residency>,
+}
+
+/// Writes an adapter, and of its trunk only the configuration. Every rank of `pipeline_expert_group`, which
+/// together holds all parameters, calls it; its first rank writes, in replica 0 of the model.
+pub(crate) fn save(
+    folder: &Path,
+    (config, adapter_config): (&Config, &str),
+    AdapterParameters { all, own, residency }: AdapterParameters<'_>,
+    replica: usize,
+    pipeline_expert_group: &ProcessGroup,
+) -> Result<(), Error> {
+    let names: Vec<String> = own.iter().map(|&index| format!("{PREFIX}{}", all[index].name)).collect();
     let tensors: Vec<NamedTensor<'_>> = own
         .iter()
         .zip(&names)
         .map(|(&index, name)| NamedTensor {
             name,
-            ..NamedTensor::of(&decoder.parameters()[index], residency.map(|residency| (residency, index)))
+            ..NamedTensor::of(&all[index], residency.map(|residency| (residency, index)))
         })
         .collect();
 
-    let alone = ProcessGroup::single("pipeline-expert", 0);
-    let model_parallel = decoder.model_parallel();
-    let group = model_parallel.pipeline_expert_group.as_deref().unwrap_or(&alone);
-    let placements = decoder.parameters().iter().map(|parameter| &parameter.placement);
-    let role = safetensors_file::write_role(placements, model_parallel.replica, group)?;
-    let writes = role == WriteRole::Writes && group.rank() == 0;
+    let placements = all.iter().map(|parameter| &parameter.placement);
+    let role = safetensors_file::write_role(placements, replica, pipeline_expert_group)?;
+    let writes = role == WriteRole::Writes && pipeline_expert_group.rank() == 0;
     if writes {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
     }
-    safetensors_file::write(&folder.join(ADAPTER_WEIGHTS), &tensors, role, group)?;
+    safetensors_file::write(&folder.join(ADAPTER_WEIGHTS), &tensors, role, pipeline_expert_group)?;
     if writes {
-        let architecture = decoder.config().architecture();
-        let file = lora.plan.file(&lora.adapted, architecture.names.layers);
-        let text = file.to_json(head == HeadKind::Scalar, architecture.is_conv1d);
-        safetensors_file::write_bytes(&folder.join(ADAPTER_CONFIG), text.as_bytes())?;
+        safetensors_file::write_bytes(&folder.join("config.json"), config.to_json().as_bytes())?;
+        safetensors_file::write_bytes(&folder.join(ADAPTER_CONFIG), adapter_config.as_bytes())?;
     }
     Ok(())
 }

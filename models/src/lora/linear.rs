@@ -41,19 +41,20 @@ impl LoraLinear {
         multiply: impl FnOnce(&Tensor) -> Result<Tensor, parallel::Error>,
     ) -> Result<Tensor, parallel::Error> {
         let product = no_grad(|| multiply(&x.detach()))?;
-        let Some(magnitude) = &self.magnitude else { return self.add_to(product, x, weight) };
+        let Some(magnitude) = &self.magnitude else { return self.add_to(&product, x, weight) };
         let kind = product.kind();
-        let sum = self.add_to(product.to_kind(Kind::Float), x, weight)?;
+        let sum = self.add_to(&product.to_kind(Kind::Float), x, weight)?;
         Ok((sum * magnitude.factors(self, weight)?).to_kind(kind))
     }
 
     /// Adds the adapter's output to `product` `[N, out]`, which is `x W^T`, as one node of the graph: it keeps
     /// `x` and the `r` numbers of each row between the two matrices.
-    fn add_to(&self, product: Tensor, x: &Tensor, weight: &Tensor) -> Result<Tensor, parallel::Error> {
+    fn add_to(&self, product: &Tensor, x: &Tensor, weight: &Tensor) -> Result<Tensor, parallel::Error> {
         let (kind, scaling) = (product.kind(), self.scaling);
         let [a, b, weight, x_value] = [&self.a, &self.b, weight, x].map(Tensor::detach);
         let (output, low) = no_grad(|| {
             let low = x_value.to_kind(Kind::Float).matmul(&a.tr());
+            // The product belongs to this call alone, so the sum may take its memory.
             let mut sum = product.to_kind(Kind::Float);
             let _ = sum.addmm_(&(&low * scaling), &b.tr());
             (sum.to_kind(kind), low)
@@ -161,7 +162,7 @@ mod tests {
         }
 
         /// The output and the gradients of `x`, `A`, `B` and the magnitudes, for an output gradient.
-        fn gradients(&self, kind: Kind, is_dora: bool, output: &dyn Fn(&Layer) -> Tensor) -> Vec<Tensor> {
+        fn gradients(&self, kind: Kind, is_dora: bool, output: &dyn Fn(&Self) -> Tensor) -> Vec<Tensor> {
             let leaf = |x: &Tensor| x.to_kind(kind).detach().set_requires_grad(true);
             let leaves = Self {
                 x: leaf(&self.x),
