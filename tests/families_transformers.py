@@ -85,7 +85,8 @@ def save(config, folder):
 
 def logprobs(binary, folder, rows, scratch):
     (scratch / "rows.jsonl").write_text("".join(json.dumps({"ids": row}) + "\n" for row in rows))
-    command = [binary, "logprobs", "--model", folder, "--input", scratch / "rows.jsonl", "--output", scratch / "out.jsonl"]
+    files = ["--input", scratch / "rows.jsonl", "--output", scratch / "out.jsonl", "--force"]
+    command = [binary, "logprobs", "--model", folder, *files]
     return subprocess.run(command, capture_output=True, text=True)
 
 

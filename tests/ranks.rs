@@ -1,6 +1,6 @@
 //! Several processes: the same numbers as one, and a clear end when one of them fails.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -84,10 +84,16 @@ pub(crate) fn equals_one_process_with(stage: &str, more: &[&str], metrics: &[&st
                 );
             }
         }
-        let file = |out: &str| scratch.path(&format!("{out}/final/model.safetensors"));
-        let difference = worst(&file(&alone), &file(&out));
+        let difference = worst(&weight_file(&scratch, &alone), &weight_file(&scratch, &out));
         assert!(difference < 1e-5, "{out}: weights differ by {difference}");
     }
+}
+
+/// The file with what a run has trained: a model, or an adapter.
+fn weight_file(scratch: &Scratch, out: &str) -> PathBuf {
+    let file = |name: &str| scratch.path(&format!("{out}/final/{name}"));
+    let adapter = file("adapter_model.safetensors");
+    if adapter.exists() { adapter } else { file("model.safetensors") }
 }
 
 #[test]

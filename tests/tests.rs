@@ -97,3 +97,6 @@ mod replicas;
 
 // Runs that are watched, and the commands over run folders.
 mod watch;
+
+// Adapters on frozen models.
+mod lora;

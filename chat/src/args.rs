@@ -25,8 +25,8 @@ pub(crate) use eval::{
     EvalShowArgs, JudgeMode,
 };
 pub(crate) use model::{
-    BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelInfoArgs, ModelInitArgs, SamplingArgs,
-    SpeculationArgs,
+    BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelInfoArgs, ModelInitArgs, ModelMergeArgs,
+    SamplingArgs, SpeculationArgs,
 };
 pub(crate) use runs::{
     ReportArgs, RunsCommand, RunsCompareArgs, RunsLsArgs, RunsPlotArgs, RunsShowArgs, WatchArgs,

@@ -2,11 +2,12 @@
 //! weights.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use datasets::Tokenizer;
 use gemini::{ChunkManager, WeightMemory};
+use inference::model_folder::ModelFolder;
 use inference::remote::{RemoteError, is_endpoint};
 use inference::session::{load_tokenizer, stop_ids};
 use models::causal_lm::LoadOptions;
@@ -22,13 +23,13 @@ use crate::output;
 
 /// The folder of a model: a local folder, or the cached copy of a hub model, which is downloaded if needed.
 /// For the folder of a run, this is the folder of its trained model, `final/`. An endpoint has no folder.
-pub(crate) fn find(model: &str) -> anyhow::Result<PathBuf> {
+pub(crate) fn find(model: &str) -> anyhow::Result<ModelFolder> {
     if is_endpoint(model) {
         return Err(RemoteError::WeightsWanted { address: model.to_owned() }.into());
     }
     let folder = datasets::hub::resolve(model)?;
     if folder.join("config.json").exists() || !folder.join("run.toml").exists() {
-        return Ok(folder);
+        return Ok(ModelFolder::open(folder)?);
     }
     let made = folder.join("final");
     if !made.is_dir() {
@@ -36,7 +37,7 @@ pub(crate) fn find(model: &str) -> anyhow::Result<PathBuf> {
         return Err(ConfigError::Argument { argument, problem: no_model_message(&folder) }.into());
     }
     print_stderr(&format!("{}: the folder of a run; its model is {}", folder.display(), made.display()));
-    Ok(made)
+    Ok(ModelFolder::open(made)?)
 }
 
 /// The error message for the folder of a run or pipeline that has no model of its own. It names the folders

@@ -1,8 +1,7 @@
 //! What a command that runs a model needs: a process that is ready for tensor operations, and the model that
 //! the command line names, loaded on its device.
 
-use std::path::PathBuf;
-
+use inference::model_folder::ModelFolder;
 use inference::session::Session;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::scalar_model::ScalarModel;
@@ -67,7 +66,7 @@ pub(crate) fn scalar_model(source: &ModelSource) -> anyhow::Result<Session<Scala
 }
 
 /// The folder of a model, and how it is loaded on its device.
-fn find(source: &ModelSource, local: LocalRank) -> anyhow::Result<(PathBuf, LoadOptions)> {
+fn find(source: &ModelSource, local: LocalRank) -> anyhow::Result<(ModelFolder, LoadOptions)> {
     let folder = model_folder::find(&source.model)?;
     device::load([source.device]);
     let device = device::resolve(source.device, local)?;

@@ -113,6 +113,17 @@ pub enum Error {
     /// An error of the tokenizer.
     #[error(transparent)]
     Datasets(#[from] datasets::Error),
+    /// The model that an adapter belongs to was not found.
+    #[error(
+        "{}: the model that this adapter belongs to is not found: {source}; correct `base_model_name_or_path` in its \
+         adapter_config.json if the model has moved",
+        adapter.display()
+    )]
+    AdapterBase {
+        /// The folder of the adapter.
+        adapter: std::path::PathBuf,
+        source: datasets::Error,
+    },
     /// A file of a model folder could not be read for its hash.
     #[error(transparent)]
     ModelFiles(std::io::Error),
@@ -124,7 +135,7 @@ impl Error {
         match self {
             Self::Models(error) => error.class(),
             Self::Parallel(error) => error.class(),
-            Self::Datasets(error) => class_of_rows(error.class()),
+            Self::Datasets(error) | Self::AdapterBase { source: error, .. } => class_of_rows(error.class()),
             Self::ModelFiles(error) => ErrorClass::of_io(error.kind()),
             Self::Sampling { .. }
             | Self::BiasOutsideVocabulary { .. }

@@ -22,6 +22,7 @@ pub mod error;
 pub mod generate;
 pub mod language_model;
 mod logprobs;
+pub mod model_folder;
 mod ngram;
 pub mod pages;
 mod ranks;

@@ -11,6 +11,7 @@ use models::config::Config;
 use models::scalar_model::ScalarModel;
 
 use crate::Error;
+use crate::model_folder::ModelFolder;
 
 /// A loaded model with its tokenizer.
 pub struct Session<M> {
@@ -41,26 +42,31 @@ impl<M> Session<M> {
     }
 
     fn load(
-        (folder, template): (&Path, Option<&str>),
+        (folder, template): (&ModelFolder, Option<&str>),
         options: &LoadOptions,
-        load: impl FnOnce(&Path, &LoadOptions) -> Result<M, models::Error>,
+        load: impl FnOnce(&ModelFolder, &LoadOptions) -> Result<M, models::Error>,
         config: impl FnOnce(&M) -> &Config,
     ) -> Result<Self, Error> {
-        let has_tokenizer = template.is_some() || folder.join("tokenizer.json").exists();
-        let tokenizer = has_tokenizer.then(|| load_tokenizer(folder, template)).transpose()?;
+        let path = folder.tokenizer_path();
+        let has_tokenizer = template.is_some() || path.join("tokenizer.json").exists();
+        let tokenizer = has_tokenizer.then(|| load_tokenizer(path, template)).transpose()?;
         let model = load(folder, options)?;
         if let Some(tokenizer) = &tokenizer {
             check_vocabulary(tokenizer, config(&model))?;
         }
-        Ok(Self { model, tokenizer, folder: folder.to_owned() })
+        Ok(Self { model, tokenizer, folder: path.to_owned() })
     }
 }
 
 impl Session<CausalLm> {
     /// Loads the language model of a folder. `template` is a chat template as [`load_tokenizer`] takes it.
     /// Fails if the model or its tokenizer cannot be read, or if their vocabularies do not fit.
-    pub fn causal_lm(folder: &Path, template: Option<&str>, options: &LoadOptions) -> Result<Self, Error> {
-        Self::load((folder, template), options, CausalLm::load, CausalLm::config)
+    pub fn causal_lm(
+        folder: &ModelFolder,
+        template: Option<&str>,
+        options: &LoadOptions,
+    ) -> Result<Self, Error> {
+        Self::load((folder, template), options, ModelFolder::causal_lm, CausalLm::config)
     }
 
     /// Uses another chat template: a built-in name, or Jinja source.
@@ -81,8 +87,12 @@ impl Session<CausalLm> {
 impl Session<ScalarModel> {
     /// Loads the reward model of a folder. `template` is a chat template as [`load_tokenizer`] takes it.
     /// Fails if the model or its tokenizer cannot be read, or if their vocabularies do not fit.
-    pub fn scalar_model(folder: &Path, template: Option<&str>, options: &LoadOptions) -> Result<Self, Error> {
-        Self::load((folder, template), options, ScalarModel::load, ScalarModel::config)
+    pub fn scalar_model(
+        folder: &ModelFolder,
+        template: Option<&str>,
+        options: &LoadOptions,
+    ) -> Result<Self, Error> {
+        Self::load((folder, template), options, ModelFolder::scalar_model, ScalarModel::config)
     }
 }
 

@@ -180,6 +180,11 @@ pub(crate) enum ModelCommand {
 Example:
   colossal-chat model init config.json --tokenizer tokenizer --seed 7 --out base")]
     Init(ModelInitArgs),
+    /// Make a whole model of an adapter and the model that it belongs to.
+    #[command(after_help = "\
+Example:
+  colossal-chat model merge runs/sft/final --out merged")]
+    Merge(ModelMergeArgs),
 }
 
 /// `model info`.
@@ -191,6 +196,20 @@ pub(crate) struct ModelInfoArgs {
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `model merge`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelMergeArgs {
+    /// The folder of the adapter, or a hub name `owner/name[@revision]`.
+    #[arg(value_name = "DIR")]
+    pub(crate) model: String,
+    /// The folder for the whole model.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// The numbers of the written weights. The sums are computed in fp32 and rounded once.
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
+    pub(crate) dtype: Dtype,
 }
 
 /// `model init`.

@@ -1,4 +1,4 @@
-//! `model`: describes a model folder, and makes one with random weights.
+//! `model`: describes a model folder, makes one with random weights, and one of an adapter and its model.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,8 @@ use parallel::safetensors_file::TensorFile;
 use serde::Serialize;
 use tch::{Device, Kind};
 
-use crate::args::{ModelCommand, ModelInfoArgs, ModelInitArgs};
+use crate::args::{ModelCommand, ModelInfoArgs, ModelInitArgs, ModelMergeArgs};
+use crate::config::ConfigError;
 use crate::console::{print, print_stderr};
 use crate::model_folder;
 use crate::output;
@@ -53,17 +54,18 @@ pub(crate) fn run(command: &ModelCommand) -> anyhow::Result<()> {
     match command {
         ModelCommand::Info(arguments) => info(arguments),
         ModelCommand::Init(arguments) => init(arguments),
+        ModelCommand::Merge(arguments) => merge(arguments),
     }
 }
 
 fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
     let folder = model_folder::find(&arguments.model)?;
-    let config = Config::from_folder(&folder)?;
-    let (dtypes, bytes) = measure_weights(&folder)?;
+    let config = folder.config()?;
+    let (dtypes, bytes) = measure_weights(folder.path())?;
 
     let value = |key: &str| config.value(key).cloned().unwrap_or_default();
     let info = Info {
-        folder: folder.display().to_string(),
+        folder: folder.path().display().to_string(),
         architectures: value("architectures"),
         model_type: value("model_type"),
         hidden_size: config.hidden_size(),
@@ -76,7 +78,7 @@ fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
         parameters: dtypes.values().sum(),
         bytes,
         dtypes,
-        tokenizer: match Tokenizer::from_folder(&folder) {
+        tokenizer: match Tokenizer::from_folder(folder.tokenizer_path()) {
             Err(datasets::Error::TokenizerMissing { .. }) => None,
             other => Some(TokenizerInfo::new(&other?)),
         },
@@ -138,7 +140,7 @@ fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
         .map_err(|source| models::Error::Io { path: arguments.config.clone(), source })?;
     let config = Config::from_json(&text, &arguments.config.display().to_string())?;
     let tokenizer = match &arguments.tokenizer {
-        Some(name) => Some(load_tokenizer(&model_folder::find(name)?, None)?),
+        Some(name) => Some(load_tokenizer(model_folder::find(name)?.tokenizer_path(), None)?),
         None => None,
     };
     if let Some(tokenizer) = &tokenizer {
@@ -159,6 +161,40 @@ fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
         "{} holds a model with random weights (seed {})",
         arguments.out.display(),
         arguments.seed
+    ));
+    Ok(())
+}
+
+/// Writes a model without adapters that computes what a model with an adapter does.
+fn merge(arguments: &ModelMergeArgs) -> anyhow::Result<()> {
+    output::check_output_folder(&arguments.out)?;
+    let folder = model_folder::find(&arguments.model)?;
+    let Some(base) = folder.base() else {
+        let (argument, problem) =
+            (arguments.model.clone(), "this is a whole model: give the folder of an adapter");
+        return Err(ConfigError::Argument { argument, problem: problem.to_owned() }.into());
+    };
+
+    // The sums are computed in fp32, whatever is written.
+    let loading = model_folder::frozen_options(Kind::Float, Device::Cpu);
+    let writing = model_folder::frozen_options(arguments.dtype.kind(), Device::Cpu);
+    let tokenizer = load_tokenizer(folder.tokenizer_path(), None)?;
+    checkpoint::write_folder(&arguments.out, |out| {
+        if folder.config()?.is_sequence_classification() {
+            folder.scalar_model(&loading)?.merge(&writing)?.save(out)?;
+            tokenizer.save(out)?;
+        } else {
+            let model = folder.causal_lm(&loading)?.merge(&writing)?;
+            model.save(out)?;
+            model_folder::save_tokenizer(out, &tokenizer, model.config())?;
+        }
+        anyhow::Ok(())
+    })?;
+
+    let (out, adapter) = (arguments.out.display(), folder.path().display());
+    print_stderr(&format!(
+        "{out} holds the model {} with the adapter {adapter} in its weights",
+        base.display()
     ));
     Ok(())
 }

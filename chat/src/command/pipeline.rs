@@ -379,8 +379,9 @@ impl PipelineRun {
         let finals = stage::language_models()
             .map(|stage| (stage.schema.name, self.config.path(stage.schema.name).join("final")));
         let there = finals.filter(|(_, folder)| folder.exists());
-        let candidates: Vec<Candidate> =
-            there.map(|(name, folder)| Candidate::of_folder(name.to_owned(), folder)).collect();
+        let candidates: Vec<Candidate> = there
+            .map(|(name, folder)| Candidate::of_folder(name.to_owned(), folder))
+            .collect::<anyhow::Result<_>>()?;
         let Some(last) = candidates.last() else {
             return Err(no_model(&self.config).into());
         };

@@ -83,10 +83,10 @@ fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
         }
         // What can be known is checked before the port is open.
         let found = model_folder::find(folder)?;
-        check_folder(&found, &Config::from_folder(&found)?)?;
-        load_tokenizer(&found, arguments.template.as_deref())?;
+        check_folder(&found)?;
+        load_tokenizer(found.tokenizer_path(), arguments.template.as_deref())?;
         let source = ModelSource {
-            model: found.display().to_string(),
+            model: found.path().display().to_string(),
             dtype: arguments.dtype,
             device: arguments.device,
             template: arguments.template.clone(),

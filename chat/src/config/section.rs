@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use datasets::{Names, Overlong};
 use gemini::ZeroStage;
+use models::lora::LoraConfig;
 use parallel::Transport;
 use parallel::pipeline::ScheduleKind;
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ use super::error::ConfigError;
 use super::stage::StageSchema;
 
 /// The `[model]` section: the model that a stage starts from.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ModelSection {
     /// Required, except by `base`. A model folder, or a hub name `owner/name[@revision]`.
@@ -27,6 +28,10 @@ pub(crate) struct ModelSection {
     /// The device that the stage computes on: `cpu`, `cuda` (each process of a machine gets a GPU of its
     /// own), `cuda:1` (this GPU), or `auto`: an NVIDIA GPU if there is one, else the CPU.
     pub(crate) device: DeviceSetting,
+    /// Trains low-rank adapters on the model, whose own weights stay frozen ([adapters](adapters.md) lists the
+    /// keys). If absent, the whole model is trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lora: Option<LoraConfig>,
 }
 
 /// A type for the weights in memory. There is no fp16, and therefore no loss scaling (torch: `GradScaler`).

@@ -47,7 +47,7 @@ impl Held {
 
     /// Puts the models of the folder before those that the command names. A model that is in both keeps the
     /// name that it has in the folder.
-    pub(crate) fn with_models(&self, mut named: Vec<Candidate>) -> Result<Vec<Candidate>, ConfigError> {
+    pub(crate) fn with_models(&self, mut named: Vec<Candidate>) -> anyhow::Result<Vec<Candidate>> {
         let mut all = Vec::with_capacity(self.models.len() + named.len());
         for (name, place) in &self.models {
             let mut candidate = match named.iter().position(|candidate| candidate.place() == *place) {
@@ -72,19 +72,19 @@ impl Held {
 
     /// A model of the folder that the command does not name. A file in a folder decides no address that is
     /// connected to, with the user's key.
-    fn model(&self, name: &str, place: &str) -> Result<Candidate, ConfigError> {
+    fn model(&self, name: &str, place: &str) -> anyhow::Result<Candidate> {
         if is_endpoint(place) {
             return self.refuse(&format!("it holds results of {place}: add it to --model"));
         }
         if !Path::new(place).is_dir() {
             return self.refuse(&format!("it holds results of {name}, whose folder {place} is gone"));
         }
-        Ok(Candidate::of_folder(name.to_owned(), place.into()))
+        Candidate::of_folder(name.to_owned(), place.into())
     }
 
-    fn refuse<T>(&self, problem: &str) -> Result<T, ConfigError> {
+    fn refuse<T>(&self, problem: &str) -> anyhow::Result<T> {
         let problem = format!("{problem}, or replace the results with --force");
-        Err(ConfigError::BadOut { path: self.folder.clone(), problem })
+        Err(ConfigError::BadOut { path: self.folder.clone(), problem }.into())
     }
 
     /// What the folder brings to a command that names other models or tasks.
@@ -140,7 +140,7 @@ mod tests {
         let held = held(folder.path(), &[&places[0], &places[2]]);
 
         let candidate =
-            |name: &str, index: usize| Candidate::of_folder(name.to_owned(), models[index].clone());
+            |name: &str, index: usize| Candidate::of_folder(name.to_owned(), models[index].clone()).unwrap();
         // A new model with a name that is taken, and one that is there under another name.
         let all = held.with_models(vec![candidate("m0", 1), candidate("other", 2)]).unwrap();
         let names: Vec<&str> = all.iter().map(|candidate| candidate.name.as_str()).collect();

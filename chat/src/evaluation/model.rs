@@ -7,11 +7,10 @@ use std::time::Duration;
 use datasets::Tokenizer;
 use eval::request::LanguageModel;
 use inference::language_model::{EndpointModel, EndpointOptions, FolderModel, folder_digest};
+use inference::model_folder::ModelFolder;
 use inference::remote::{KeyChoice, KeyPlan, is_endpoint};
 use inference::session::{Session, check_vocabulary, load_tokenizer};
-use models::config::Config;
 use models::scalar_model::ScalarModel;
-use models::weights::WeightFolder;
 use parallel::LocalRank;
 
 use crate::config::section::Dtype;
@@ -60,7 +59,7 @@ pub(crate) struct Candidate {
 }
 
 enum Place {
-    Folder(PathBuf),
+    Folder(ModelFolder),
     Endpoint(Box<EndpointModel>),
 }
 
@@ -106,11 +105,11 @@ impl Candidate {
             let (argument, problem) = (format!("{flag} {}", self.argument), problem.to_owned());
             anyhow::Error::from(ConfigError::Argument { argument, problem })
         };
-        let config = Config::from_folder(folder)?;
+        let config = folder.config()?;
         if config.is_sequence_classification() {
             return Err(refuse("is a reward model, which has no vocabulary head: name a language model"));
         }
-        let tokenizer = check_folder(folder, &config)?;
+        let tokenizer = check_folder(folder)?;
         if needs_template && tokenizer.chat_template().is_none() {
             return Err(refuse(
                 "its tokenizer has no chat template, and conversations are asked: put one into chat_template.jinja, or \
@@ -121,12 +120,13 @@ impl Candidate {
     }
 
     /// A model folder that was found before.
-    pub(crate) fn of_folder(name: String, folder: PathBuf) -> Self {
-        Self { argument: folder.display().to_string(), name, place: Place::Folder(folder) }
+    pub(crate) fn of_folder(name: String, folder: PathBuf) -> anyhow::Result<Self> {
+        let argument = folder.display().to_string();
+        Ok(Self { argument, name, place: Place::Folder(ModelFolder::open(folder)?) })
     }
 
     /// The folder of the model. An endpoint has none.
-    pub(crate) fn folder(&self) -> Option<&Path> {
+    pub(crate) fn folder(&self) -> Option<&ModelFolder> {
         match &self.place {
             Place::Folder(folder) => Some(folder),
             Place::Endpoint(_) => None,
@@ -137,7 +137,8 @@ impl Candidate {
     pub(crate) fn place(&self) -> String {
         match &self.place {
             Place::Folder(folder) => {
-                folder.canonicalize().unwrap_or_else(|_| folder.clone()).display().to_string()
+                let folder = folder.path();
+                folder.canonicalize().unwrap_or_else(|_| folder.to_owned()).display().to_string()
             }
             Place::Endpoint(model) => model.name().to_owned(),
         }
@@ -164,10 +165,10 @@ impl Candidate {
 }
 
 /// Checks the headers of the weights of a folder, and its tokenizer, which it returns.
-pub(crate) fn check_folder(folder: &Path, config: &Config) -> anyhow::Result<Tokenizer> {
-    WeightFolder::open(folder)?;
-    let tokenizer = load_tokenizer(folder, None)?;
-    check_vocabulary(&tokenizer, config)?;
+pub(crate) fn check_folder(folder: &ModelFolder) -> anyhow::Result<Tokenizer> {
+    folder.check_weights()?;
+    let tokenizer = load_tokenizer(folder.tokenizer_path(), None)?;
+    check_vocabulary(&tokenizer, &folder.config()?)?;
     Ok(tokenizer)
 }
 
@@ -175,7 +176,7 @@ pub(crate) fn check_folder(folder: &Path, config: &Config) -> anyhow::Result<Tok
 /// `max_length` is the most tokens of a conversation.
 pub(crate) fn reward_digest(
     session: &Session<ScalarModel>,
-    folder: &Path,
+    folder: &ModelFolder,
     dtype: Dtype,
     max_length: usize,
 ) -> anyhow::Result<String> {
@@ -184,8 +185,8 @@ pub(crate) fn reward_digest(
 }
 
 /// How the model of a folder is loaded.
-pub(crate) fn model_source(folder: &Path, host: &ModelHost) -> ModelSource {
-    let model = folder.display().to_string();
+pub(crate) fn model_source(folder: &ModelFolder, host: &ModelHost) -> ModelSource {
+    let model = folder.path().display().to_string();
     ModelSource { model, dtype: host.dtype, device: host.device, template: None }
 }
 

@@ -22,7 +22,11 @@ pub(crate) static STAGE: Stage = Stage {
         units: Units::ROWS,
         has_rollouts: false,
         sections: &[],
-        ignored_keys: &[("model.path", "the base model starts from [base]"), PTX],
+        ignored_keys: &[
+            ("model.path", "the base model starts from [base]"),
+            ("model.lora", "a new model is trained whole"),
+            PTX,
+        ],
     },
     command: None,
     init: None,

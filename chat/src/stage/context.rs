@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use datasets::Tokenizer;
 use gemini::{Budget, ChunkManager, Traffic, WeightMemory, ZeroStage, checkpoint};
+use inference::model_folder::ModelFolder;
 use inference::session::load_tokenizer;
-use models::causal_lm::LoadOptions;
+use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::decoder;
+use models::lora::{AdapterFile, LoraPlan};
 use parallel::{Axis, Mesh, ProcessGroups, Transport, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
@@ -60,23 +62,23 @@ pub(crate) enum RunMode {
 
 /// Returns the folder to load the model from: the checkpoint of a resumed run, or the folder that
 /// `[model] path` names.
-pub(super) fn start_folder(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow::Result<PathBuf> {
+pub(super) fn start_folder(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow::Result<ModelFolder> {
     match ctx.folder.checkpoint() {
-        Some(path) => Ok(path.to_owned()),
+        Some(path) => Ok(ModelFolder::open(path.to_owned())?),
         None => model_folder::find(config.model_path(ctx.stage)?),
     }
 }
 
 /// Loads the tokenizer of a stage: the one that `[tokenizer] path` names, or the tokenizer of the model.
-pub(super) fn tokenizer(config: &RunConfig, model: &Path) -> anyhow::Result<Tokenizer> {
+pub(super) fn tokenizer(config: &RunConfig, model: &ModelFolder) -> anyhow::Result<Tokenizer> {
     Ok(load_tokenizer(&tokenizer_folder(config, model)?, config.tokenizer.template.as_deref())?)
 }
 
-pub(super) fn tokenizer_folder(config: &RunConfig, model: &Path) -> anyhow::Result<PathBuf> {
-    match &config.tokenizer.path {
-        Some(path) => model_folder::find(path),
-        None => Ok(model.to_owned()),
-    }
+pub(super) fn tokenizer_folder(config: &RunConfig, model: &ModelFolder) -> anyhow::Result<PathBuf> {
+    Ok(match &config.tokenizer.path {
+        Some(path) => model_folder::find(path)?.tokenizer_path().to_owned(),
+        None => model.tokenizer_path().to_owned(),
+    })
 }
 
 /// Returns the memory of the models of a stage.
@@ -142,6 +144,61 @@ pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> a
     let model_parallel = model_parallel(config, ctx.groups);
     let memory = WeightMemory::for_device(&ctx.memory, device, ctx.groups);
     Ok(LoadOptions { kind: config.model.dtype.kind(), device, trainable: true, model_parallel, memory })
+}
+
+/// The adapters that a run begins with, if it trains any: those of `[model.lora]` on a whole model. A run that
+/// starts from an adapter, or goes on from a checkpoint of one, trains that one.
+pub(super) fn new_adapter(
+    config: &RunConfig,
+    folder: &ModelFolder,
+    ctx: &StageContext<'_>,
+) -> anyhow::Result<Option<Arc<LoraPlan>>> {
+    let (Some(_), Some(checkpoint)) = (&config.model.lora, ctx.folder.checkpoint()) else {
+        return first_adapter(config, folder);
+    };
+    if folder.base().is_some() {
+        return Ok(None);
+    }
+    let message = format!(
+        "the checkpoint {} holds a whole model and no adapter: it belongs to a run without this section",
+        checkpoint.display()
+    );
+    Err(refused("model.lora", &message))
+}
+
+/// The adapters of `[model.lora]` on the model of a folder, if the section is there.
+pub(super) fn first_adapter(
+    config: &RunConfig,
+    folder: &ModelFolder,
+) -> anyhow::Result<Option<Arc<LoraPlan>>> {
+    let Some(lora) = &config.model.lora else { return Ok(None) };
+    if folder.base().is_some() {
+        let message = "the model is an adapter already, which is trained on with its own settings: leave the section \
+                       out, or merge the adapter first with `model merge`";
+        return Err(refused("model.lora", message));
+    }
+    let base = std::path::absolute(folder.path()).unwrap_or_else(|_| folder.path().to_owned());
+    let file = AdapterFile { lora: lora.clone(), base: Some(base.display().to_string()), revision: None };
+    Ok(Some(Arc::new(file.plan("[model.lora]")?)))
+}
+
+/// Loads the language model that a stage trains: whole, or as a frozen trunk with the adapters `new_adapter`,
+/// or with those of its folder.
+pub(super) fn load_trained(
+    folder: &ModelFolder,
+    new_adapter: Option<&Arc<LoraPlan>>,
+    seed: u64,
+    options: &LoadOptions,
+) -> Result<CausalLm, models::Error> {
+    match new_adapter {
+        None => folder.causal_lm(options),
+        Some(lora) => load_trunk(folder, options)?.with_new_adapter(lora, seed, true),
+    }
+}
+
+/// Loads a whole language model with frozen weights, for adapters.
+pub(super) fn load_trunk(folder: &ModelFolder, options: &LoadOptions) -> Result<CausalLm, models::Error> {
+    CausalLm::load(folder.path(), &LoadOptions { trainable: false, ..options.clone() })
 }
 
 /// Prints the plan of a run whose models cannot be loaded because they do not fit, if only the plan is
@@ -352,9 +409,10 @@ pub(super) fn warn_about_dropout(groups: &ProcessGroups, models: &[(&str, &Confi
 pub(super) fn check_tokenizer_of(
     own: &Tokenizer,
     role: &'static str,
-    folder: &Path,
+    folder: &ModelFolder,
     groups: &ProcessGroups,
 ) -> anyhow::Result<()> {
+    let folder = folder.tokenizer_path();
     match Tokenizer::from_folder(folder) {
         Ok(other) => check_tokenizer(own, role, folder, &other)?,
         Err(datasets::Error::TokenizerMissing { .. }) if groups.is_rank_zero() => print_stderr(&format!(

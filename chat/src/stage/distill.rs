@@ -1,7 +1,6 @@
 //! The stage `distill`: a model learns the distributions of a larger one ([`rlhf::distill`]).
 
-use std::path::PathBuf;
-
+use inference::model_folder::ModelFolder;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use rlhf::distill::Distill;
@@ -95,7 +94,7 @@ fn preflight(preflight: &mut Preflight<'_>, config: &RunConfig) -> anyhow::Resul
 fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let folder = start_folder(config, ctx)?;
     let tokenizer = tokenizer(config, &folder)?;
-    let student = Config::from_folder(&folder)?;
+    let student = folder.config()?;
     let (teacher_folder, teacher) = find_teacher(config)?;
     context::check_tokenizer_of(&tokenizer, "teacher", &teacher_folder, ctx.groups)?;
     check_teacher(config, &student, &teacher)?;
@@ -103,18 +102,19 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     teacher.check_length("the longest row", inputs.longest())?;
     let tasks = Tasks::prepare(config, ctx.groups)?;
 
-    let trained = sft::trained(config, &student);
-    let frozen = PlannedModel { role: "teacher", config: &teacher, is_trained: false, ..trained };
+    let adapter = context::new_adapter(config, &folder, ctx)?;
+    let trained = PlannedModel { lora: adapter.as_ref(), ..sft::trained(config, &student) };
+    let frozen = PlannedModel { role: "teacher", config: &teacher, is_trained: false, lora: None, ..trained };
     let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
     let plan = sft::planned(config, ctx, &[trained, frozen], &inputs, replies)?;
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
     let options = trainable_options(config, ctx)?;
-    let model = CausalLm::load(&folder, &options)?;
+    let model = context::load_trained(&folder, adapter.as_ref(), config.seed, &options)?;
     let frozen = LoadOptions { trainable: false, ..options };
     // Rows of the teacher's vocabulary that no token has are left out.
-    let teacher = CausalLm::load_resized(&teacher_folder, student.vocab_size(), &frozen)?;
+    let teacher = CausalLm::load_resized(teacher_folder.path(), student.vocab_size(), &frozen)?;
     let objective = Distill::new(sft::objective(config, &model, &inputs)?, &teacher, &config.distill)?;
     sft::train(config, &objective, plan, &tokenizer, tasks.as_ref(), ctx)
 }
@@ -125,9 +125,9 @@ fn teacher_name(config: &RunConfig) -> Result<&str, ConfigError> {
 }
 
 /// Returns the folder of the teacher and its configuration.
-fn find_teacher(config: &RunConfig) -> anyhow::Result<(PathBuf, Config)> {
+fn find_teacher(config: &RunConfig) -> anyhow::Result<(ModelFolder, Config)> {
     let folder = model_folder::find(teacher_name(config)?)?;
-    let teacher = Config::from_folder(&folder)?;
+    let teacher = folder.config()?;
     Ok((folder, teacher))
 }
 

@@ -3,12 +3,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 
 use gemini::StateBytes;
 use models::causal_lm::LoadOptions;
 use models::config::Config;
-use models::decoder::HeadKind;
 use models::decoder::load::weight_specs;
+use models::decoder::{DecoderSpec, HeadKind};
+use models::lora::LoraPlan;
 use models::model_parallel::ModelParallel;
 use parallel::{Axis, Mesh, ProcessGroups};
 use serde::Serialize;
@@ -21,10 +23,19 @@ use crate::config::RunConfig;
 #[derive(Clone, Copy)]
 pub(crate) struct PlannedModel<'a> {
     pub(crate) role: &'static str,
+    /// The adapters that are trained in place of the model.
+    pub(crate) lora: Option<&'a Arc<LoraPlan>>,
     pub(crate) config: &'a Config,
     pub(crate) head: HeadKind,
     pub(crate) kind: Kind,
     pub(crate) is_trained: bool,
+}
+
+impl PlannedModel<'_> {
+    fn spec(&self) -> DecoderSpec {
+        let (config, lora) = (self.config.clone(), self.lora.cloned());
+        DecoderSpec { config, head: self.head, is_on_trunk: lora.is_some(), lora }
+    }
 }
 
 /// The memory of one model in one process.
@@ -67,7 +78,7 @@ pub(super) fn num_parameters(model: &PlannedModel<'_>) -> Result<usize, models::
         model_parallel: ModelParallel::NONE,
         memory: None,
     };
-    let specs = weight_specs(model.config, model.head, &options)?;
+    let specs = weight_specs(model.spec(), &options)?;
     Ok(specs.iter().map(|spec| spec.shape.iter().product::<i64>() as usize).sum())
 }
 
@@ -83,7 +94,7 @@ fn bytes_of(
         model_parallel: model_parallel(config, groups),
         memory: None,
     };
-    let specs = weight_specs(model.config, model.head, &options)?;
+    let specs = weight_specs(model.spec(), &options)?;
     let (stage, moments) = (config.parallel.zero, config.train.moments_dtype);
     Ok(ModelBytes { role: model.role, bytes: StateBytes::of(&specs, stage, groups, moments) })
 }

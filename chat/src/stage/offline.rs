@@ -5,7 +5,6 @@ use std::path::Path;
 
 use datasets::dataset::TrainingRow;
 use datasets::{PreferenceRow, Tokenizer};
-use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::decoder::HeadKind;
 use rlhf::loss::preference::PreferenceLoss;
@@ -137,18 +136,22 @@ pub(super) fn preflight<A: Algorithm>(
 pub(super) fn run<A: Algorithm>(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let folder = start_folder(config, ctx)?;
     let tokenizer = tokenizer(config, &folder)?;
-    let architecture = Config::from_folder(&folder)?;
+    let architecture = folder.config()?;
     let inputs = inputs::<A>(config, &architecture, &tokenizer)?;
     let tasks = Tasks::prepare(config, ctx.groups)?;
     let loss = A::loss(config);
     let reference = Reference::find(config, ctx, &loss, &tokenizer)?;
 
-    let plan = planned::<A>(config, ctx, (&architecture, &inputs), tasks.as_ref(), &tokenizer)?;
+    let adapter = context::new_adapter(config, &folder, ctx)?;
+    let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
+    let lora = adapter.as_ref();
+    let model = PlannedModel { role: "model", config: &architecture, head, kind, is_trained: true, lora };
+    let plan = planned::<A>(config, ctx, (model, &inputs), tasks.as_ref(), &tokenizer)?;
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
     let options = trainable_options(config, ctx)?;
-    let policy = CausalLm::load(&folder, &options)?;
+    let policy = context::load_trained(&folder, lora, config.seed, &options)?;
     context::warn_about_dropout(ctx.groups, &[("model", policy.config())]);
 
     let TrainEvalRows { train, eval } = inputs;
@@ -172,13 +175,11 @@ pub(super) fn run<A: Algorithm>(config: &RunConfig, ctx: &mut StageContext<'_>) 
 fn planned<A: Algorithm>(
     config: &RunConfig,
     ctx: &StageContext<'_>,
-    (architecture, inputs): (&Config, &TrainEvalRows<A::Row>),
+    (model, inputs): (PlannedModel<'_>, &TrainEvalRows<A::Row>),
     tasks: Option<&Tasks>,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<Plan> {
-    context::check_split(config, &[architecture], ctx)?;
-    let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
-    let model = PlannedModel { role: "model", config: architecture, head, kind, is_trained: true };
+    context::check_split(config, &[model.config], ctx)?;
     let train = &inputs.train;
     let per_row = train.rows.first().map_or(1, |row| A::lengths(row).0.len());
     let row = RowTokens::mean(&train.rows, A::lengths);

@@ -442,7 +442,8 @@ mod tests {
         }"#;
         let model = Config::from_json(text, "test").unwrap();
         let (head, kind) = (HeadKind::Vocabulary, Kind::Float);
-        let models = [PlannedModel { role: "model", config: &model, head, kind, is_trained: true }];
+        let models =
+            [PlannedModel { role: "model", config: &model, head, kind, is_trained: true, lora: None }];
         let config = RunConfig::default();
         let mesh = launch::mesh(&config.parallel, 0, 1).unwrap();
         let state = model_memory::of_fullest_process(&config, &mesh, &models).unwrap();

@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datasets::{PromptRow, SftRow, Tokenizer};
+use inference::model_folder::ModelFolder;
 use inference::session::{self, check_vocabulary};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::decoder::HeadKind;
+use models::lora::AdapterFolder;
 use models::scalar_model::ScalarModel;
 use parallel::ProcessGroups;
 use rlhf::ppo::{CRITIC_FOLDER, Data, Ppo};
@@ -103,7 +105,7 @@ fn init_keys(sizes: &InitSizes) -> Vec<InitKey> {
     ]
 }
 
-/// The loaded models. They share no weights.
+/// The loaded models. Those that are adapters of the same model share its weights.
 struct PpoModelSet {
     policy: CausalLm,
     reference: CausalLm,
@@ -223,7 +225,7 @@ fn preflight_rows(
 
 fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let folders = PerRole::find(config, |_, name| model_folder::find(name))?;
-    let configs = folders.map(|folder| Ok(Config::from_folder(folder)?))?;
+    let configs = folders.map(|folder| Ok(folder.config()?))?;
     let tokenizer = tokenizer(config, &folders.policy)?;
     folders.check_tokenizers(&tokenizer, ctx.groups)?;
 
@@ -236,7 +238,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
         return Ok(());
     }
     let Inputs { prompts, ptx } = inputs;
-    let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint()), ctx)?;
+    let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint())?, ctx)?;
     let critic = models.critic.iter().map(|critic| ("critic", critic.config()));
     let trained: Vec<_> = std::iter::once(("policy", models.policy.config())).chain(critic).collect();
     context::warn_about_dropout(ctx.groups, &trained);
@@ -298,8 +300,14 @@ impl PerRole<Config> {
     /// What is loaded of each model. Only the policy and the critic are trained.
     fn planned(&self, config: &RunConfig) -> Vec<PlannedModel<'_>> {
         let kind = config.model.dtype.kind();
-        let planned =
-            |role, config, head, kind, is_trained| PlannedModel { role, config, head, kind, is_trained };
+        let planned = |role, config, head, kind, is_trained| PlannedModel {
+            role,
+            config,
+            head,
+            kind,
+            is_trained,
+            lora: None,
+        };
         let mut models = vec![planned("policy", &self.policy, HeadKind::Vocabulary, kind, true)];
         models
             .extend(self.critic.iter().map(|critic| planned("critic", critic, HeadKind::Scalar, kind, true)));
@@ -339,16 +347,12 @@ impl PerRole<Config> {
     }
 }
 
-impl PerRole<PathBuf> {
+impl PerRole<ModelFolder> {
     /// Returns the folders to load from. In a resumed run, the policy and the critic are in the checkpoint.
-    fn resumed_from(self, checkpoint: Option<&Path>) -> Self {
-        match checkpoint {
-            Some(path) => {
-                let critic = self.critic.map(|_| path.join(CRITIC_FOLDER));
-                Self { policy: path.to_owned(), critic, ..self }
-            }
-            None => self,
-        }
+    fn resumed_from(self, checkpoint: Option<&Path>) -> anyhow::Result<Self> {
+        let Some(path) = checkpoint else { return Ok(self) };
+        let critic = self.critic.map(|_| ModelFolder::open(path.join(CRITIC_FOLDER))).transpose()?;
+        Ok(Self { policy: ModelFolder::open(path.to_owned())?, critic, ..self })
     }
 
     /// Refuses models whose tokenizer differs from `own`, the tokenizer of the policy: all models receive
@@ -367,21 +371,92 @@ impl PerRole<PathBuf> {
 }
 
 impl PpoModelSet {
-    fn load(config: &RunConfig, folders: &PerRole<PathBuf>, ctx: &StageContext<'_>) -> anyhow::Result<Self> {
+    fn load(
+        config: &RunConfig,
+        folders: &PerRole<ModelFolder>,
+        ctx: &StageContext<'_>,
+    ) -> anyhow::Result<Self> {
         let options = trainable_options(config, ctx)?;
+        let adapter = context::new_adapter(config, &folders.policy, ctx)?;
+        let trunk = Trunk::load(&folders.policy, adapter.is_some(), &options)?;
         let frozen = |kind| LoadOptions { kind, trainable: false, ..options.clone() };
         Ok(Self {
-            policy: CausalLm::load(&folders.policy, &options)?,
-            reference: CausalLm::load(&folders.reference, &frozen(options.kind))?,
+            policy: match (&trunk, &adapter) {
+                (Some(trunk), Some(lora)) => trunk.model.with_new_adapter(lora, config.seed, true)?,
+                _ => Trunk::causal_lm(trunk.as_ref(), &folders.policy, &options)?,
+            },
+            reference: Trunk::causal_lm(trunk.as_ref(), &folders.reference, &frozen(options.kind))?,
             critic: match &folders.critic {
-                Some(folder) => Some(rm::load(folder, config.seed, &options)?),
+                Some(folder) => Some(Trunk::scalar_model(trunk.as_ref(), folder, config.seed, &options)?),
                 None => None,
             },
             rewards: folders
                 .rewards
                 .iter()
-                .map(|folder| ScalarModel::load(folder, &frozen(Kind::Float)))
+                .map(|folder| Trunk::scalar_model(trunk.as_ref(), folder, config.seed, &frozen(Kind::Float)))
                 .collect::<Result<_, _>>()?,
         })
+    }
+}
+
+/// The frozen weights that the policy's adapter belongs to. Every other model that is an adapter of them, or
+/// is these weights themselves, shares their memory.
+struct Trunk {
+    folder: PathBuf,
+    model: CausalLm,
+}
+
+impl Trunk {
+    /// Loads the trunk of a policy that is an adapter, or gets one; `None` for one that is trained whole.
+    fn load(
+        policy: &ModelFolder,
+        gets_adapter: bool,
+        options: &LoadOptions,
+    ) -> Result<Option<Self>, models::Error> {
+        let Some(folder) = policy.base().or_else(|| gets_adapter.then(|| policy.path())) else {
+            return Ok(None);
+        };
+        let vocab_size = policy.config()?.vocab_size();
+        let options = LoadOptions { trainable: false, ..options.clone() };
+        let model = CausalLm::load_resized(folder, vocab_size, &options)?;
+        Ok(Some(Self { folder: folder.to_owned(), model }))
+    }
+
+    /// Whether the weights of `folder`, apart from an adapter, are these, held in the same dtype.
+    fn is_of(&self, folder: &ModelFolder, options: &LoadOptions) -> bool {
+        folder.base().unwrap_or(folder.path()) == self.folder && self.model.decoder().kind() == options.kind
+    }
+
+    /// Loads a language model, on the trunk if it belongs there.
+    fn causal_lm(
+        trunk: Option<&Self>,
+        folder: &ModelFolder,
+        options: &LoadOptions,
+    ) -> Result<CausalLm, models::Error> {
+        match trunk.filter(|trunk| trunk.is_of(folder, options)) {
+            None => folder.causal_lm(options),
+            Some(trunk) if folder.base().is_none() => trunk.model.share(),
+            Some(trunk) => {
+                trunk.model.with_adapter(&mut AdapterFolder::open(folder.path())?, options.trainable)
+            }
+        }
+    }
+
+    /// Loads a scalar model, on the trunk if it belongs there.
+    fn scalar_model(
+        trunk: Option<&Self>,
+        folder: &ModelFolder,
+        seed: u64,
+        options: &LoadOptions,
+    ) -> Result<ScalarModel, models::Error> {
+        let is_adapter = folder.base().is_some();
+        match trunk.filter(|trunk| is_adapter && trunk.is_of(folder, options)) {
+            None if options.trainable => rm::load(folder, None, seed, options),
+            None => folder.scalar_model(options),
+            Some(trunk) => {
+                let mut adapter = AdapterFolder::open(folder.path())?;
+                ScalarModel::with_adapter(&trunk.model, &mut adapter, None, options.trainable)
+            }
+        }
     }
 }

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 use datasets::dataset::TrainingRow;
 use datasets::{Names, Tokenizer};
+use inference::model_folder::ModelFolder;
 use inference::session::load_tokenizer;
 use models::config::Config;
-use models::weights::WeightFolder;
 use parallel::Mesh;
 use text::number::counted;
 
@@ -114,7 +114,7 @@ impl<'a> Preflight<'a> {
         if path.starts_with(&self.out) && !path.exists() {
             return Err(ConfigError::NotMade { key, path: name.into() }.into());
         }
-        ModelSpec::of_folder(model_folder::find(name)?)
+        ModelSpec::of_folder(&model_folder::find(name)?)
     }
 
     pub(super) fn add_model(&mut self, config: &RunConfig, model: ModelSpec) {
@@ -124,11 +124,12 @@ impl<'a> Preflight<'a> {
 
 impl ModelSpec {
     /// Describes an existing model. Also reads the headers of its weight files.
-    fn of_folder(folder: PathBuf) -> anyhow::Result<Self> {
-        let config = Config::from_folder(&folder)?;
-        WeightFolder::open(&folder)?;
+    fn of_folder(folder: &ModelFolder) -> anyhow::Result<Self> {
+        let config = folder.config()?;
+        folder.check_weights()?;
         let is_reward_model = config.is_sequence_classification();
-        Ok(Self { config, is_reward_model, tokenizer: Some(TokenizerFiles::of(folder)) })
+        let tokenizer = Some(TokenizerFiles::of(folder.tokenizer_path().to_owned()));
+        Ok(Self { config, is_reward_model, tokenizer })
     }
 
     /// Returns the tokenizer of a stage that starts from this model. `adds_tokens` is whether the stage adds
@@ -139,7 +140,7 @@ impl ModelSpec {
         adds_tokens: bool,
     ) -> anyhow::Result<Option<TokenizerFiles>> {
         let files = match &section.path {
-            Some(path) => Some(TokenizerFiles::of(model_folder::find(path)?)),
+            Some(path) => Some(TokenizerFiles::of(model_folder::find(path)?.tokenizer_path().to_owned())),
             None => self.tokenizer.clone(),
         };
         let own = |files: TokenizerFiles| TokenizerFiles {

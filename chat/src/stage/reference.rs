@@ -5,12 +5,13 @@
 //! run, and one with `[reference] model`, loads the reference, and frees it before the optimizer takes
 //! memory.
 
-use std::path::PathBuf;
+use std::sync::Arc;
 
 use datasets::Tokenizer;
 use datasets::dataset::cache::{Cache, Fingerprint};
+use inference::model_folder::ModelFolder;
 use models::causal_lm::{CausalLm, LoadOptions};
-use models::weights::WeightFolder;
+use models::lora::LoraPlan;
 use rlhf::Error;
 use rlhf::offline::{self, OfflineLoss};
 use rlhf::run::StageRun;
@@ -23,7 +24,9 @@ use crate::model_folder;
 
 /// Where the reference of a run comes from.
 pub(super) struct Reference {
-    folder: PathBuf,
+    folder: ModelFolder,
+    /// The adapters that the policy begins with, which change nothing at first.
+    adapter: Option<Arc<LoraPlan>>,
     /// Whether the policy of this run begins with these weights.
     is_policy: bool,
     cache: Option<Cache>,
@@ -49,7 +52,11 @@ impl Reference {
             context::check_tokenizer_of(own, "reference", &folder, ctx.groups)?;
         }
         let is_policy = config.reference.model.is_none() && ctx.folder.checkpoint().is_none();
-        Ok(Some(Self { folder, is_policy, cache: rows::cache(&config.data) }))
+        let adapter = match &config.reference.model {
+            Some(_) => None,
+            None => context::first_adapter(config, &folder)?,
+        };
+        Ok(Some(Self { folder, adapter, is_policy, cache: rows::cache(&config.data) }))
     }
 
     /// The log-probabilities of two sets of rows, from the cache or from the reference. All ranks call this.
@@ -75,7 +82,8 @@ impl Reference {
         if numbers.len() != counts.iter().sum::<usize>() {
             // Weights that are not trained would run through other kernels, and a resumed run would round
             // differently from one whose policy was the reference.
-            let other = if self.is_policy { None } else { Some(CausalLm::load(&self.folder, options)?) };
+            let load = || context::load_trained(&self.folder, self.adapter.as_ref(), config.seed, options);
+            let other = if self.is_policy { None } else { Some(load()?) };
             let model = other.as_ref().unwrap_or(policy);
             let size = config.train.micro_batch_size;
             numbers.clear();
@@ -104,8 +112,9 @@ impl Reference {
         let mut fingerprint = Fingerprint::default();
         fingerprint.add(b"log-probabilities under a reference");
         fingerprint.add(config.model.dtype.name().as_bytes());
-        fingerprint.add_file(&self.folder.join("config.json"))?;
-        for path in WeightFolder::paths(&self.folder)? {
+        let config_folder = self.folder.base().unwrap_or(self.folder.path());
+        fingerprint.add_file(&config_folder.join("config.json"))?;
+        for path in self.folder.weight_paths()? {
             fingerprint.add_file(&path)?;
         }
         for sequence in sets.into_iter().flat_map(|rows| offline::reference_sequences(loss, rows)) {

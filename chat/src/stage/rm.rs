@@ -1,11 +1,14 @@
 //! The stage `rm`.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use datasets::{PreferenceRow, Tokenizer};
+use inference::model_folder::ModelFolder;
 use models::causal_lm::LoadOptions;
 use models::config::Config;
 use models::decoder::HeadKind;
+use models::lora::LoraPlan;
 use models::scalar_model::ScalarModel;
 use rlhf::reward::Reward;
 use rlhf::trainer;
@@ -89,10 +92,12 @@ fn preflight(preflight: &mut Preflight<'_>, config: &RunConfig) -> anyhow::Resul
 fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let folder = start_folder(config, ctx)?;
     let tokenizer = tokenizer(config, &folder)?;
-    let architecture = Config::from_folder(&folder)?;
+    let architecture = folder.config()?;
     let TrainEvalRows { train, eval } = inputs(config, &architecture, &tokenizer)?;
     let (head, kind) = (HeadKind::Scalar, config.model.dtype.kind());
-    let planned = PlannedModel { role: "model", config: &architecture, head, kind, is_trained: true };
+    let adapter = context::new_adapter(config, &folder, ctx)?;
+    let lora = adapter.as_ref();
+    let planned = PlannedModel { role: "model", config: &architecture, head, kind, is_trained: true, lora };
     context::check_split(config, &[&architecture], ctx)?;
     let row = RowTokens::mean(&train.rows, |row| ([row.chosen.len(), row.rejected.len()], 0));
     let models = predict::check(config, ctx, &[planned], &SequenceLengths::of(&train, 2, row))?;
@@ -100,7 +105,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
-    let model = load(&folder, config.seed, &trainable_options(config, ctx)?)?;
+    let model = load(&folder, lora, config.seed, &trainable_options(config, ctx)?)?;
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
 
     let objective = Reward::new(&model, &train.rows, &eval.rows, &config.reward)?;
@@ -121,11 +126,18 @@ fn inputs(
 }
 
 /// Loads a scalar model: a sequence-classification model as it is, or a causal language model with a new
-/// score head.
-pub(super) fn load(folder: &Path, seed: u64, options: &LoadOptions) -> anyhow::Result<ScalarModel> {
-    let config = Config::from_folder(folder)?;
-    if config.is_sequence_classification() {
-        return Ok(ScalarModel::load(folder, options)?);
+/// score head, and with the adapters `new_adapter`.
+pub(super) fn load(
+    folder: &ModelFolder,
+    new_adapter: Option<&Arc<LoraPlan>>,
+    seed: u64,
+    options: &LoadOptions,
+) -> Result<ScalarModel, models::Error> {
+    if let Some(lora) = new_adapter {
+        return ScalarModel::on_trunk(&context::load_trunk(folder, options)?, Some(lora), seed, true);
     }
-    Ok(ScalarModel::from_causal_lm(folder, seed, options)?)
+    if folder.base().is_none() && !folder.config()?.is_sequence_classification() {
+        return ScalarModel::from_causal_lm(folder.path(), seed, options);
+    }
+    folder.scalar_model(options)
 }

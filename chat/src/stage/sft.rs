@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use datasets::{SftRow, Tokenizer};
+use inference::model_folder::ModelFolder;
 use models::causal_lm::CausalLm;
 use models::config::Config;
 use models::decoder::HeadKind;
@@ -31,7 +32,7 @@ use super::preflight::{Preflight, describe, steps};
 use super::rows::{self, TrainEvalRows};
 use super::tasks::Tasks;
 use crate::config::stage::PTX;
-use crate::config::{RunConfig, StageSchema, Units};
+use crate::config::{ConfigError, RunConfig, StageSchema, Units};
 use crate::console::print_stderr;
 use crate::model_folder;
 
@@ -110,7 +111,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
         config.tokenizer.template.as_deref(),
     )?;
     let (tokenizer, added) = (prepared.tokenizer, prepared.added);
-    let mut architecture = Config::from_folder(&folder)?;
+    let mut architecture = folder.config()?;
     let held = architecture.vocab_size();
     grow(&mut architecture, &tokenizer, &added)?;
     let inputs = inputs(ctx.stage, config, &architecture, &tokenizer)?;
@@ -118,15 +119,18 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
 
     report_added_tokens(&added, held, architecture.vocab_size(), ctx);
     let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
-    let plan = planned(config, ctx, &[trained(config, &architecture)], &inputs, replies)?;
+    let adapter = context::new_adapter(config, &folder, ctx)?;
+    let planned_model = PlannedModel { lora: adapter.as_ref(), ..trained(config, &architecture) };
+    let plan = planned(config, ctx, &[planned_model], &inputs, replies)?;
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
     let options = trainable_options(config, ctx)?;
     let model = if architecture.vocab_size() > held {
-        CausalLm::load_resized(&folder, architecture.vocab_size(), &options)?
+        refuse_adapter_for_tokens(config, &folder, &added)?;
+        CausalLm::load_resized(folder.path(), architecture.vocab_size(), &options)?
     } else {
-        CausalLm::load(&folder, &options)?
+        context::load_trained(&folder, adapter.as_ref(), config.seed, &options)?
     };
     let objective = objective(config, &model, &inputs)?;
     train(config, &objective, plan, &tokenizer, tasks.as_ref(), ctx)
@@ -135,7 +139,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
 /// What is loaded of a language model that is trained.
 pub(super) fn trained<'a>(config: &RunConfig, model: &'a Config) -> PlannedModel<'a> {
     let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
-    PlannedModel { role: "model", config: model, head, kind, is_trained: true }
+    PlannedModel { role: "model", config: model, head, kind, is_trained: true, lora: None }
 }
 
 /// The plan of a stage that trains the first of `models` on demonstrations. `replies` are those to the tasks
@@ -179,6 +183,20 @@ fn grow(model: &mut Config, tokenizer: &Tokenizer, added: &[&str]) -> anyhow::Re
         model.set("vocab_size", wanted.into())?;
     }
     Ok(())
+}
+
+/// Refuses to train adapters where the tokenizer gets tokens that the model has no embeddings for: an adapter
+/// does not hold the new rows.
+fn refuse_adapter_for_tokens(config: &RunConfig, folder: &ModelFolder, added: &[&str]) -> anyhow::Result<()> {
+    if config.model.lora.is_none() && folder.base().is_none() {
+        return Ok(());
+    }
+    let message = format!(
+        "the template adds the tokens {}, for which the model has no embeddings, and an adapter cannot add them: name \
+         a template whose tokens the model has, or train the whole model first",
+        added.join(" and ")
+    );
+    Err(ConfigError::Value { place: None, key: "tokenizer.template".to_owned(), message }.into())
 }
 
 fn report_added_tokens(added: &[&str], held: i64, wanted: i64, ctx: &StageContext<'_>) {

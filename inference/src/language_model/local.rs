@@ -14,6 +14,7 @@ use super::error::AnswerError;
 use super::reply::ReplyWriter;
 use super::score::Scorer;
 use crate::Error;
+use crate::model_folder::ModelFolder;
 use crate::session::Session;
 
 /// Changes when the same request gets other numbers from a model of this process.
@@ -77,7 +78,7 @@ impl FolderModel {
     pub fn new(
         session: Session<CausalLm>,
         name: String,
-        folder: &Path,
+        folder: &ModelFolder,
         max_length: Option<usize>,
     ) -> Result<Self, Error> {
         let tokenizer = session.tokenizer()?;
@@ -114,22 +115,37 @@ impl LanguageModel for FolderModel {
 
 /// A hash, in hexadecimal, of the files of a model folder that decide what the model computes, and of
 /// `settings`. Fails if a file cannot be read.
-pub fn folder_digest(folder: &Path, settings: &str) -> io::Result<String> {
+pub fn folder_digest(folder: &ModelFolder, settings: &str) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    hash.update(settings);
+    hash_files(folder.path(), &mut hash)?;
+    if let Some(base) = folder.base() {
+        hash.update("adapter of");
+        hash_files(base, &mut hash)?;
+    }
+    Ok(format!("{:x}", hash.finalize()))
+}
+
+/// Adds the names and the contents of the files of a folder that decide what a model computes.
+fn hash_files(folder: &Path, hash: &mut Sha256) -> io::Result<()> {
+    const KNOWN: [&str; 5] = [
+        "adapter_config.json",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    ];
     let mut names: Vec<String> = Vec::new();
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        let known = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
-        if name.ends_with(".safetensors") || known.contains(&name.as_str()) {
+        if name.ends_with(".safetensors") || KNOWN.contains(&name.as_str()) {
             names.push(name);
         }
     }
     names.sort();
-    let mut hash = Sha256::new();
-    hash.update(settings);
     for name in names {
         hash.update(&name);
-        let mut file = File::open(folder.join(&name))?;
-        io::copy(&mut file, &mut hash)?;
+        io::copy(&mut File::open(folder.join(&name))?, hash)?;
     }
-    Ok(format!("{:x}", hash.finalize()))
+    Ok(())
 }

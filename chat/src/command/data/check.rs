@@ -73,7 +73,9 @@ struct RowStats {
 /// Checks the complete file and prints the report. Fails if a row cannot be used.
 pub(crate) fn run(arguments: &CheckArgs) -> anyhow::Result<()> {
     let tokenizer = match &arguments.tokenizer {
-        Some(name) => Some(load_tokenizer(&model_folder::find(name)?, arguments.template.as_deref())?),
+        Some(name) => {
+            Some(load_tokenizer(model_folder::find(name)?.tokenizer_path(), arguments.template.as_deref())?)
+        }
         None => None,
     };
     let report = check(arguments, tokenizer.as_ref())?;

@@ -216,7 +216,9 @@ fn by_reward(
     let is_training_reward = |name: &str| {
         let candidate = plan.models.iter().find(|candidate| candidate.name == name);
         let model = candidate.and_then(|candidate| candidate.folder());
-        model.is_some_and(|model| reward::is_training_reward(model, folder, &plan.judge.argument))
+        model.is_some_and(|model| {
+            reward::is_training_reward(model.path(), folder.path(), &plan.judge.argument)
+        })
     };
     let mut comparisons = Vec::new();
     for (system, baseline) in plan.pairs(sheets) {

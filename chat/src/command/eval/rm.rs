@@ -50,7 +50,7 @@ pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
     announce(&files, &place);
 
     let model = ModelSource {
-        model: folder.display().to_string(),
+        model: folder.path().display().to_string(),
         dtype: arguments.dtype,
         device: arguments.device,
         template: arguments.template.clone(),

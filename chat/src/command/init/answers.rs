@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use datasets::{Error, HubSettings};
+use inference::model_folder::ModelFolder;
 use inference::session::{check_vocabulary, load_tokenizer};
-use models::config::Config;
 
 use super::check::{as_text, free_path, refused};
 use super::dialog::{Dialog, Question};
@@ -241,7 +241,7 @@ fn check_model(name: &str, head: Head) -> anyhow::Result<ModelAnswer> {
         ModelAnswer { name: name.to_owned(), max_positions: None, hidden_size: None, needs_template: false };
     let Some(folder) = local_folder(name)? else { return Ok(unseen) };
 
-    let config = Config::from_folder(&folder)?;
+    let config = folder.config()?;
     let expected = match (head, config.is_sequence_classification()) {
         (Head::Language, true) => Some("is a reward model: name a language model"),
         (Head::Reward, false) => Some("is a language model: name the folder of a reward model"),
@@ -251,7 +251,7 @@ fn check_model(name: &str, head: Head) -> anyhow::Result<ModelAnswer> {
         return Err(refused(name, problem).into());
     }
 
-    let tokenizer = load_tokenizer(&folder, None)?;
+    let tokenizer = load_tokenizer(folder.tokenizer_path(), None)?;
     check_vocabulary(&tokenizer, &config)?;
     let needs_template = tokenizer.chat_template().is_none();
     let (max_positions, hidden_size) = (config.max_positions(), config.architecture().hidden_size);
@@ -264,7 +264,7 @@ fn check_model(name: &str, head: Head) -> anyhow::Result<ModelAnswer> {
 }
 
 /// The folder of a model on this machine; `None` for a hub model that is not in the cache.
-fn local_folder(name: &str) -> anyhow::Result<Option<PathBuf>> {
+fn local_folder(name: &str) -> anyhow::Result<Option<ModelFolder>> {
     if Path::new(name).is_dir() {
         return Ok(Some(model_folder::find(name)?));
     }
@@ -272,7 +272,7 @@ fn local_folder(name: &str) -> anyhow::Result<Option<PathBuf>> {
     let cache = HubSettings { offline: true, ..HubSettings::from_process() };
     match cache.resolve(name) {
         Err(Error::Offline { .. }) => Ok(None),
-        found => Ok(Some(found?)),
+        found => Ok(Some(ModelFolder::open(found?)?)),
     }
 }
 

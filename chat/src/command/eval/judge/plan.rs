@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use eval::judge::{AnswerSheet, JudgePrompt, Question, VerdictKind, mt_bench_temperature};
 use inference::remote::KeyPlan;
-use models::config::Config;
 use serde_json::{Value, json};
 
 use super::questions::{QuestionSource, read_answers, read_questions};
@@ -101,11 +100,10 @@ fn check_models(models: &[Candidate], judge: &Candidate) -> anyhow::Result<bool>
     for model in models {
         model.check_answers("--model", true)?;
     }
-    if let Some(folder) = judge.folder() {
-        let config = Config::from_folder(folder)?;
-        if config.is_sequence_classification() {
-            return check_folder(folder, &config).map(|_| true);
-        }
+    if let Some(folder) = judge.folder()
+        && folder.config()?.is_sequence_classification()
+    {
+        return check_folder(folder).map(|_| true);
     }
     judge.check_answers("--judge", true)?;
     Ok(false)

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use eval::judge::{AnswerSheet, Answers, Comparison, Question, Rewards, compare_rewards};
 use eval::request_set::Progress;
+use inference::model_folder::ModelFolder;
 use inference::session::Session;
 use models::scalar_model::ScalarModel;
 
@@ -33,7 +34,7 @@ pub(super) struct RewardJudge {
 
 impl RewardJudge {
     /// Loads the reward model of a folder.
-    pub(super) fn load(name: &str, folder: &Path, host: &ModelHost) -> anyhow::Result<Self> {
+    pub(super) fn load(name: &str, folder: &ModelFolder, host: &ModelHost) -> anyhow::Result<Self> {
         let session = session::scalar_model(&model_source(folder, host))?;
         let max_length = session.model.config().max_positions() as usize;
         let digest = reward_digest(&session, folder, host.dtype, max_length)?;

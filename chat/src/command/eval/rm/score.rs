@@ -7,13 +7,13 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::path::Path;
 
 use datasets::RowLocation;
 use eval::request::{Response, sha256};
 use eval::response_cache::ResponseCache;
 use eval::reward_model::ScoredFile;
 use eval::reward_model::data::DataFile;
+use inference::model_folder::ModelFolder;
 use inference::session::Session;
 use models::scalar_model::ScalarModel;
 
@@ -102,7 +102,7 @@ impl Scorer {
     }
 
     /// The hash of what decides scores.
-    pub(super) fn digest(&self, folder: &Path, dtype: Dtype) -> anyhow::Result<String> {
+    pub(super) fn digest(&self, folder: &ModelFolder, dtype: Dtype) -> anyhow::Result<String> {
         reward_digest(&self.session, folder, dtype, self.max_length)
     }
 

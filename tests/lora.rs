@@ -1,0 +1,165 @@
+//! Adapters through the program: every stage trains them, on every mesh and under budgets, killed and resumed,
+//! and every command takes their folders.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::harness::{Scratch, signal};
+use crate::ranks::{equals_one_process_with, worst};
+use crate::training::{copied, metrics};
+
+/// Adapters of rank 4 on every linear layer.
+const LORA: [&str; 2] = ["model.lora.r=4", "model.lora.lora_alpha=8"];
+
+/// 5.6 M parameters: enough for a choice of chunk sizes, which differ for the frozen weights and the adapters.
+const LARGE: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 320,
+    "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "max_position_embeddings": 128, "tie_word_embeddings": true}"#;
+
+fn adapter(scratch: &Scratch, out: &str) -> PathBuf {
+    scratch.path(&format!("{out}/final/adapter_model.safetensors"))
+}
+
+#[test]
+fn every_stage_trains_adapters_on_several_processes_as_on_one() {
+    let ways = [(2, "zero=1"), (2, "zero=3"), (4, "zero=2 tensor.size=2"), (4, "zero=3 pipeline.size=2")];
+    equals_one_process_with("sft", &LORA, &["loss", "grad_norm", "tokens"], &ways);
+    equals_one_process_with("rm", &LORA, &["loss", "grad_norm", "accuracy"], &ways[1..]);
+    let dora = [&LORA[..], &["model.lora.use_dora=true"]].concat();
+    equals_one_process_with("sft", &dora, &["loss", "grad_norm"], &[(4, "zero=3 tensor.size=2")]);
+    let ppo = ["objective/scores", "objective/kl", "loss/value_avg", "grad_norm"];
+    equals_one_process_with("ppo", &LORA, &ppo, &[(2, "zero=3"), (4, "tensor.size=2 pipeline.size=2")]);
+}
+
+fn large() -> Scratch {
+    let scratch = copied();
+    scratch.write("large.json", LARGE);
+    scratch.run("model init large.json --tokenizer life/tokenizer --seed 3 --out large").succeeds();
+    scratch
+}
+
+/// The command that trains adapters on the large model.
+fn line(out: &str, more: &str) -> String {
+    let sets = "--set model.path=large --set model.lora.r=4 --set train.steps=20 --set train.eps=1e-4 \
+                --set train.micro_batch_size=2 --set train.gradient_accumulation_steps=4";
+    let line = format!("sft --config life/sft/run.toml --set out={out} {sets} {more}");
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_large_frozen_model_on_every_mesh_equals_one_process() {
+    let scratch = large();
+    for dtype in ["float32", "bfloat16"] {
+        let run = |out: &str, processes: usize, settings: &str| {
+            let settings = settings.split_whitespace().map(|setting| format!("--set {setting} "));
+            let more =
+                format!("--set model.dtype={dtype} --nproc {processes} {}", settings.collect::<String>());
+            let out = format!("{dtype}-{out}");
+            scratch.run(&line(&out, &more)).succeeds();
+            adapter(&scratch, &out)
+        };
+        let alone = run("alone", 1, "");
+        // In bf16, the order of a sum over ranks changes activations by a rounding of 2^-9.
+        let allowed = if dtype == "float32" { 1e-5 } else { 2e-3 };
+        for (index, (processes, settings)) in [
+            (2, "parallel.zero=1"),
+            (2, "parallel.zero=2"),
+            (2, "parallel.zero=3"),
+            (2, "parallel.zero=3 gemini.device_memory='30MiB'"),
+            (4, "parallel.zero=3 parallel.tensor.size=2"),
+            (4, "parallel.zero=3 parallel.pipeline.size=2"),
+            (8, "parallel.zero=3 parallel.tensor.size=2 parallel.pipeline.size=2"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let difference = worst(&alone, &run(&format!("way-{index}"), processes, settings));
+            assert!(difference < allowed, "{dtype}, {settings}: adapters differ by {difference}");
+        }
+    }
+}
+
+/// Under a budget that does not hold the model, its 22 MiB are read from its file again and again. What is
+/// written belongs to the adapters: 26 k elements, of which each step writes at most 16 bytes.
+#[test]
+fn frozen_chunks_are_never_written() {
+    let scratch = large();
+    let small = "--set model.lora.r=1 --set train.steps=4 --set train.micro_batch_size=1 \
+                 --set train.gradient_accumulation_steps=8 --set train.activation_checkpointing=true";
+    scratch.run(&line("whole", small)).succeeds();
+    for more in ["", "--nproc 2 --set parallel.zero=3"] {
+        let out = format!("budget-{}", more.len());
+        let outcome = scratch.run(&line(&out, &format!("{small} --set gemini.device_memory='14MiB' {more}")));
+        outcome.succeeds();
+        let traffic = outcome.stderr.lines().find(|line| line.starts_with("memory of the models")).unwrap();
+        let bytes = |after: &str, before: &str| -> u64 {
+            let number = traffic.split(after).nth(1).unwrap().split(before).next().unwrap();
+            number.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        assert!(bytes("; ", " MiB read") > 30, "{traffic}");
+        assert!(bytes("pieces, ", " MiB written") <= 3, "{traffic}");
+        assert!(worst(&adapter(&scratch, "whole"), &adapter(&scratch, &out)) < 1e-5);
+    }
+}
+
+#[test]
+fn a_killed_run_continues_with_the_same_bits() {
+    let scratch = large();
+    for processes in ["", " --nproc 2"] {
+        let (whole, cut) = (format!("whole{}", processes.len()), format!("cut{}", processes.len()));
+        let line = |out: &str, more: &str| line(out, &format!("--set checkpoint.every=2{processes} {more}"));
+        scratch.run(&line(&whole, "")).succeeds();
+        let mut child = scratch.command(&line(&cut, "").split(' ').collect::<Vec<_>>()).spawn().unwrap();
+        scratch.wait_for_rows(&format!("{cut}/metrics.jsonl"), 5);
+        signal("KILL", child.id());
+        child.wait().unwrap();
+        scratch.run(&line(&cut, "--resume")).succeeds();
+        let bytes = |out: &str| std::fs::read(adapter(&scratch, out)).unwrap();
+        assert!(bytes(&whole) == bytes(&cut), "{processes}");
+        assert_eq!(metrics(&scratch, &whole), metrics(&scratch, &cut));
+    }
+}
+
+#[test]
+fn the_optimizer_has_eight_bytes_for_each_element_of_an_adapter() {
+    let scratch = large();
+    for dtype in ["float32", "bfloat16"] {
+        let outcome =
+            scratch.run(&format!("plan {} --json", line("out", &format!("--set model.dtype={dtype}"))));
+        outcome.succeeds();
+        let plan: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        // Rank 4 on q [320, 320], k and v [160, 320], o, gate and up [1024, 320], down, in four layers.
+        let elements = 4 * 4 * (640 + 480 + 480 + 640 + 1344 + 1344 + 1344);
+        assert_eq!(plan["memory"][0]["optimizer"], 8 * elements, "{dtype}");
+        assert_eq!(plan["memory"][0]["gradients"], 4 * elements, "{dtype}");
+    }
+}
+
+#[test]
+fn every_command_takes_the_folder_of_an_adapter() {
+    let scratch = copied();
+    let lora = "--set model.lora.r=4 --set train.steps=3";
+    scratch.run(&format!("sft --config life/sft/run.toml --set out=lora {lora}")).succeeds();
+    let said = scratch.run("generate --model lora --prompt hello --temperature 0 --max-new-tokens 8");
+    said.succeeds();
+    let file = scratch.read("lora/final/adapter_config.json");
+    let file: Value = serde_json::from_str(&file).unwrap();
+    assert_eq!(file["peft_type"], "LORA");
+    assert!(Path::new(file["base_model_name_or_path"].as_str().unwrap()).is_absolute());
+    scratch.run("model info lora/final").succeeds();
+
+    // Another stage goes on from the adapter, which is its own reference.
+    let rows = "--set data.train=life/data/preference.parquet --set train.steps=3";
+    let dpo = format!("dpo --config life/sft/run.toml --set out=dpo --set model.path=lora/final {rows}");
+    scratch.run(&dpo).succeeds();
+    assert!(scratch.path("dpo/final/adapter_model.safetensors").exists());
+    scratch
+        .run(&format!("{dpo} --set out=other --set model.lora.r=2"))
+        .fails(2, &["model.lora", "adapter already"]);
+
+    // Without the model that it belongs to, the adapter is nothing.
+    std::fs::rename(scratch.path("life/base"), scratch.path("life/moved")).unwrap();
+    let words = ["lora/final: the model that this adapter belongs to is not found", "life/base/final"];
+    scratch.run("generate --model lora --prompt hello").fails(2, &words);
+}
