@@ -166,9 +166,10 @@ impl Candidate {
 
 /// Checks the headers of the weights of a folder, and its tokenizer, which it returns.
 pub(crate) fn check_folder(folder: &ModelFolder) -> anyhow::Result<Tokenizer> {
+    let config = folder.config()?;
     folder.check_weights()?;
     let tokenizer = load_tokenizer(folder.tokenizer_path(), None)?;
-    check_vocabulary(&tokenizer, &folder.config()?)?;
+    check_vocabulary(&tokenizer, &config)?;
     Ok(tokenizer)
 }
 
