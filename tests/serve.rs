@@ -309,6 +309,25 @@ fn what_is_wrong_is_named_with_its_field_and_status() {
     chat(&json!({"tools": [{"type": "function"}]})).fails(400, &["tools"]);
     chat(&json!({"response_format": {"type": "json_object"}})).fails(400, &["response_format"]);
     chat(&json!({"top_logprobs": 3})).fails(400, &["top_logprobs", "logprobs"]);
+    chat(&json!({"max_tokens": 0})).fails(400, &["max_tokens: 0"]);
+    chat(&json!({"max_completion_tokens": 0})).fails(400, &["max_completion_tokens: 0"]);
+    // Types have the names of JSON.
+    chat(&json!({"max_tokens": -1})).fails(400, &["max_tokens", "a whole number, 0 or larger"]);
+    chat(&json!({"stop": 3})).fails(400, &["stop", "a string, or an array of strings"]);
+    chat(&json!({"messages": ["x"]})).fails(400, &["messages[0]", "an object"]);
+    let complete =
+        |prompt: &Value| server.post("/v1/completions", &json!({"model": "model", "prompt": prompt}));
+    complete(&json!(3)).fails(400, &["prompt", "token ids"]);
+    // A limit is named only to someone who set it.
+    let long = "one ".repeat(200);
+    let refused = chat(&json!({"messages": [{"role": "user", "content": long}], "max_tokens": null}));
+    refused.fails(400, &["at most 96 with the reply: shorten the prompt"]);
+    assert!(!refused.body.contains("max_tokens"), "{}", refused.body);
+    let embed = |fields: &Value| {
+        server.post("/v1/embeddings", &with(json!({"model": "model", "input": ["one", long]}), fields))
+    };
+    embed(&json!({})).fails(400, &["text 1", "at most 96: shorten it"]);
+    embed(&json!({"input": "one", "dimensions": 8})).fails(400, &["dimensions"]);
     // What nobody knows is left alone, as OpenAI's clients expect.
     assert_eq!(chat(&json!({"user": "me", "future_field": 1})).status, 200);
 
@@ -326,6 +345,11 @@ fn what_is_wrong_is_named_with_its_field_and_status() {
         .fails(413, &["bytes"]);
     // Another host: a page of the web that points its own name here.
     server.get("/v1/models", "Host: evil.example\r\n").fails(403, &["localhost"]);
+    // A page of another origin cannot make the server load weights, which takes no body.
+    let reload =
+        |origin: &str| server.ask("POST", "/v1/models/model/reload", &format!("Origin: {origin}\r\n"), "");
+    reload("http://evil.example").fails(403, &["its own page"]);
+    assert_eq!(reload(&format!("http://127.0.0.1:{}", server.port)).status, 200);
 
     // The description is one of version 3, and every name in it leads somewhere.
     let description = server.get("/openapi.json", "");
@@ -336,6 +360,66 @@ fn what_is_wrong_is_named_with_its_field_and_status() {
         let path = name.split('"').next().unwrap();
         assert!(description.json().pointer(path).is_some(), "{path} leads nowhere");
     }
+}
+
+#[test]
+fn parts_of_a_character_have_their_bytes_and_its_place() {
+    let server = Server::start(world(), &["--model", "model", "--template", "chatml"]);
+    let text = "one 😀 two";
+    let tokens =
+        server.post("/tokenize", &json!({"model": "model", "prompt": text})).json()["tokens"].clone();
+    let body = json!({"model": "model", "prompt": tokens, "max_tokens": 0, "echo": true, "logprobs": 0});
+    let choice = server.post("/v1/completions", &body).json()["choices"][0].clone();
+    let echoed: Vec<char> = choice["text"].as_str().unwrap().chars().collect();
+    let logprobs = &choice["logprobs"];
+    let offsets: Vec<u64> = serde_json::from_value(logprobs["text_offset"].clone()).unwrap();
+    let names: Vec<String> = serde_json::from_value(logprobs["tokens"].clone()).unwrap();
+    let parts: Vec<u64> = offsets
+        .iter()
+        .zip(&names)
+        .filter(|(_, name)| name.contains('\u{fffd}'))
+        .map(|(&offset, _)| offset)
+        .collect();
+    let place = echoed.iter().position(|&character| character == '😀').unwrap() as u64;
+    assert_eq!(parts, [place; 4], "{logprobs}");
+    // A token that is whole begins where its text does.
+    for (offset, name) in offsets.iter().zip(&names).filter(|(_, name)| !name.contains('\u{fffd}')) {
+        let found: String = echoed[*offset as usize..].iter().collect();
+        assert!(found.starts_with(name.as_str()), "{name:?} is not at {offset} of {echoed:?}");
+    }
+
+    let part =
+        tokens.as_array().unwrap()[offsets.iter().position(|&offset| offset == place).unwrap()].clone();
+    let forced = json!({
+        "max_tokens": 1, "logprobs": true, "top_logprobs": 1, "logit_bias": {part.to_string(): 100}, "ignore_eos": true
+    });
+    let answer = server.post("/v1/chat/completions", &with(ask(), &forced)).json();
+    let token = &answer["choices"][0]["logprobs"]["content"][0];
+    assert_eq!(token["bytes"], json!([0xF0]), "{answer}");
+}
+
+#[test]
+fn a_cache_larger_than_the_memory_is_refused() {
+    for tokens in [u64::MAX.to_string(), (1u64 << 40).to_string()] {
+        let words = format!("serve --port 0 --model model --kv-cache-tokens {tokens}");
+        world().run(&words).fails(2, &["--kv-cache-tokens", "GiB"]);
+    }
+}
+
+#[test]
+fn requests_that_are_ended_are_answered() {
+    let mut server = Server::start(world(), &["--model", "model", "--template", "chatml", "--drain", "0"]);
+    let long = with(ask(), &json!({"max_tokens": 60, "n": 16, "ignore_eos": true})).to_string();
+    let mut stream = server.send("POST", "/v1/chat/completions", "Content-Type: application/json\r\n", &long);
+    while server.metric("generation_tokens_total{") == 0.0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    signal("TERM", server.child.id());
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    // On a fast machine the replies may have ended before the signal came.
+    assert!(answer.starts_with("HTTP/1.1 503") || answer.starts_with("HTTP/1.1 200"), "{answer:?}");
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

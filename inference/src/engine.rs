@@ -8,7 +8,7 @@ use models::cached_batch::{CachedRow, Outputs};
 use models::causal_lm::CausalLm;
 use models::decoder::Decoder;
 use parallel::pipeline::PendingSends;
-use parallel::{Segmented, upload};
+use parallel::{Segmented, memory, upload};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::draft::Draft;
@@ -74,6 +74,7 @@ impl Room {
     /// The pages and the step that the options ask for, or as much of them as a budget of device memory
     /// leaves room for. Sequences then wait for pages, or give theirs up and are computed again later.
     fn find(decoder: &Decoder, options: &EngineOptions) -> Result<Self, Error> {
+        check_cache(decoder, options.cached_tokens)?;
         let wanted = options.cached_tokens.div_ceil(PAGE_SIZE).max(1);
         let within = |tokens| decoder.pages_within_budget(PAGE_SIZE, tokens, options.sequences);
         if within(0)?.is_none_or(|pages| pages >= wanted) {
@@ -82,6 +83,20 @@ impl Room {
         let batched_tokens = options.batched_tokens.min(SMALL_STEP);
         let pages = within(batched_tokens)?.unwrap_or(wanted);
         Ok(Self { num_pages: pages.clamp(1, wanted), batched_tokens })
+    }
+}
+
+/// Checks that the KV cache of `tokens` tokens is not larger than the memory of this machine. The host gives a
+/// page its memory at the first write only, so without this check the program would be killed much later. A
+/// device refuses at once.
+fn check_cache(decoder: &Decoder, tokens: usize) -> Result<(), Error> {
+    let bytes = tokens as u128 * decoder.cache_bytes_per_token() as u128;
+    match memory::total_bytes() {
+        Some(memory) if !decoder.device().is_cuda() && bytes > u128::from(memory) => {
+            let gib = |bytes: u128| bytes as f64 / f64::from(1 << 30);
+            Err(Error::LargeCache { tokens, gib: gib(bytes), memory_gib: gib(memory.into()) })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -185,19 +200,21 @@ impl Engine {
         let is_possible = (1..=self.scheduler.limits().sequences as u32).contains(&request.samples);
         assert!(is_possible && request.max_new_tokens > 0, "the request can be answered: {request:?}");
         request.sampling.check()?;
-        self.check_tokens(&request.prompt, request.id as usize)?;
+        self.check_tokens(&request.prompt, request.id as usize, self.model.config().max_positions() - 1)?;
         self.check_bias(&request.logit_bias)?;
         self.sampler.add(&request);
         self.scheduler.add(request);
         Ok(())
     }
 
-    fn check_tokens(&self, prompt: &[i64], index: usize) -> Result<(), Error> {
-        let (vocab_size, longest) = (self.model.config().vocab_size(), self.model.config().max_positions());
+    /// Checks a prompt of `longest` tokens at most.
+    fn check_tokens(&self, prompt: &[i64], index: usize, longest: i64) -> Result<(), Error> {
+        let vocab_size = self.model.config().vocab_size();
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt { index });
         }
-        if prompt.len() as i64 >= longest {
+        if prompt.len() as i64 > longest {
+            let longest = self.model.config().max_positions();
             return Err(Error::LongPrompt { index, length: prompt.len(), longest });
         }
         match prompt.iter().find(|id| !(0..vocab_size).contains(*id)) {
@@ -264,7 +281,7 @@ impl Engine {
     /// meanwhile. The index in an error is that of the row.
     pub fn embed(&self, rows: &[&[i64]]) -> Result<Tensor, Error> {
         for (index, row) in rows.iter().enumerate() {
-            self.check_tokens(row, index)?;
+            self.check_tokens(row, index, self.model.config().max_positions())?;
         }
         let batch = Batch::new(rows, self.model.device()).with_last_outputs();
         Ok(no_grad(|| self.model.forward_no_grad(&batch))?)

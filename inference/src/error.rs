@@ -104,6 +104,19 @@ pub enum Error {
         /// The pages that there are.
         pages: usize,
     },
+    /// The cache is larger than the memory of the machine.
+    #[error(
+        "a KV cache of {tokens} tokens takes {gib:.1} GiB, and this machine has {memory_gib:.1} GiB: lower the number of \
+         tokens (of `serve`: --kv-cache-tokens)"
+    )]
+    LargeCache {
+        /// The number of tokens.
+        tokens: usize,
+        /// The size of the cache.
+        gib: f64,
+        /// The size of the memory.
+        memory_gib: f64,
+    },
     /// An error of the model.
     #[error(transparent)]
     Models(#[from] models::Error),
@@ -140,6 +153,7 @@ impl Error {
             Self::Sampling { .. }
             | Self::BiasOutsideVocabulary { .. }
             | Self::Draft { .. }
+            | Self::LargeCache { .. }
             | Self::DraftRecomputesRows
             | Self::DraftOfSplitModel => ErrorClass::Usage,
             Self::LogitsNotFinite { .. } => ErrorClass::Diverged,

@@ -62,6 +62,13 @@ pub(crate) fn is_local_host(host: &str) -> bool {
         || name.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
+/// Whether an `Origin` header names the server itself, whose `Host` header is `host`. Browsers send it with what
+/// a page asks of another server, and programs do not. Without this check, any page could make the server load
+/// its weights again, which needs no body.
+pub(crate) fn is_origin_of(origin: &str, host: &str) -> bool {
+    origin.split_once("://").is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +101,16 @@ mod tests {
             ["evil.example", "evil.example:8000", "localhost.evil.example", "192.168.0.2", "[fe80::1]:80", ""]
         {
             assert!(!is_local_host(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn only_the_page_of_the_server_is_of_its_origin() {
+        assert!(is_origin_of("http://localhost:8000", "localhost:8000"));
+        for origin in
+            ["null", "", "http://localhost:3000", "http://evil.example", "http://localhost:8000.evil.example"]
+        {
+            assert!(!is_origin_of(origin, "localhost:8000"), "{origin}");
         }
     }
 }

@@ -7,6 +7,8 @@ use parallel::ErrorClass;
 use serde::Serialize;
 use utoipa::{IntoResponses, ToSchema};
 
+use crate::context_length::ContextLength;
+
 /// An error of another crate.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -117,13 +119,30 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "the body of the request did not come in time")
     }
 
-    /// A prompt with its reply is longer than the context.
-    pub(crate) fn context(prompt: usize, reply: usize, context: usize) -> Self {
-        let message = format!(
-            "the prompt has {prompt} tokens and the reply may have {reply}, together {}; the context of this model \
-             is {context} tokens: shorten the prompt, or lower max_tokens",
+    /// A prompt leaves no room for a reply.
+    pub(crate) fn long_prompt(prompt: usize, context: ContextLength) -> Self {
+        let message =
+            format!("the prompt has {prompt} tokens, and {context} with the reply: shorten the prompt");
+        Self::too_long(message)
+    }
+
+    /// A prompt with the reply that `field` asks for is longer than the context.
+    pub(crate) fn long_reply(prompt: usize, field: &str, reply: usize, context: ContextLength) -> Self {
+        Self::too_long(format!(
+            "the prompt has {prompt} tokens and {field} allows {reply} more, together {}; {context}: shorten the \
+             prompt, or lower {field}",
             prompt + reply
-        );
+        ))
+    }
+
+    /// A text to embed or to score is longer than the context.
+    pub(crate) fn long_text(index: usize, tokens: usize, positions: usize) -> Self {
+        let message =
+            format!("text {index} has {tokens} tokens, and this model takes at most {positions}: shorten it");
+        Self::too_long(message)
+    }
+
+    fn too_long(message: String) -> Self {
         Self { code: Some("context_length_exceeded"), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
@@ -136,6 +155,14 @@ impl ApiError {
     /// The host is not this machine.
     pub(crate) fn host() -> Self {
         Self::new(StatusCode::FORBIDDEN, "without a key, this server answers to the name localhost only")
+    }
+
+    /// A page of another origin asks.
+    pub(crate) fn origin() -> Self {
+        Self::new(
+            StatusCode::FORBIDDEN,
+            "without a key, this server answers to its own page and to programs only",
+        )
     }
 
     /// There is no such model.

@@ -34,12 +34,33 @@ impl<T: DeserializeOwned> FromRequest<Arc<State>> for Json<T> {
             let error =
                 if error.path().to_string() == "." { sampling_error(&body).unwrap_or(error) } else { error };
             match error.path().to_string().as_str() {
-                "." => ApiError::body(error.inner().to_string()),
-                path => ApiError::field(path, error.inner().to_string()),
+                "." => ApiError::body(in_plain_words(error.inner())),
+                path => ApiError::field(path, in_plain_words(error.inner())),
             }
         })?;
         deserializer.end().map_err(|error| ApiError::body(error.to_string()))?;
         Ok(Self(value))
+    }
+}
+
+/// The message of an error, in which types of Rust have the names that JSON gives them.
+fn in_plain_words(error: &serde_json::Error) -> String {
+    const WORDS: [(&str, &str); 6] = [
+        ("expected usize", "expected a whole number, 0 or larger"),
+        ("expected u32", "expected a whole number from 0 to 4294967295"),
+        ("expected i64", "expected a whole number"),
+        ("expected f64", "expected a number"),
+        ("expected f32", "expected a number"),
+        ("expected a sequence", "expected an array"),
+    ];
+    let message = error.to_string();
+    // What is expected comes last, after a value that is the client's own.
+    let found = WORDS.iter().find_map(|(of_serde, plain)| Some((message.rfind(of_serde)?, of_serde, plain)));
+    match found {
+        Some((at, of_serde, plain)) => {
+            format!("{}{plain}{}", &message[..at], &message[at + of_serde.len()..])
+        }
+        None => message,
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod api;
 mod auth;
+mod context_length;
 mod error;
 mod json;
 mod metrics;
@@ -33,6 +34,7 @@ pub use auth::Keys;
 pub use error::{BoxError, Error};
 pub use state::Limits;
 
+use context_length::ContextLength;
 use metrics::{Metrics, ModelLabel};
 use state::{Model, ModelKind, Ready, State};
 use worker::{Command, Worker};
@@ -196,14 +198,17 @@ impl ModelThread {
         if let Some(draft) = &draft {
             engine = engine.with_draft(draft)?;
         }
-        let context = (model.config().max_positions() as usize).min(engine.cached_tokens());
+        let (positions, cached_tokens) = (model.config().max_positions() as usize, engine.cached_tokens());
+        let tokens = positions.min(cached_tokens);
+        let context = ContextLength { tokens, is_of_cache: cached_tokens < positions };
         let (config, vocab_size) = (model.config().to_json(), model.config().vocab_size());
         drop((model, draft));
 
         let tokenizer = Arc::new(tokenizer);
         let stop_ids = stop_ids.into();
         let kind = ModelKind::Language;
-        self.set_ready(Ready { kind, tokenizer: Arc::clone(&tokenizer), stop_ids, context, vocab_size });
+        let for_requests = Arc::clone(&tokenizer);
+        self.set_ready(Ready { kind, tokenizer: for_requests, stop_ids, context, positions, vocab_size });
 
         let label = ModelLabel { model_name: self.name.clone() };
         let mut reload = |engine: &mut Engine| match (self.load)()? {
@@ -217,10 +222,11 @@ impl ModelThread {
 
     fn run_reward_model(&self, loaded: RewardModel, commands: &Receiver<Command>) {
         let RewardModel { model, tokenizer } = loaded;
-        let (context, config) = (model.config().max_positions() as usize, model.config().to_json());
+        let (positions, config) = (model.config().max_positions() as usize, model.config().to_json());
+        let context = ContextLength { tokens: positions, is_of_cache: false };
         let (tokenizer, stop_ids, kind) = (Arc::new(tokenizer), Arc::new([]), ModelKind::Reward);
         let vocab_size = model.config().vocab_size();
-        self.set_ready(Ready { kind, tokenizer, stop_ids, context, vocab_size });
+        self.set_ready(Ready { kind, tokenizer, stop_ids, context, positions, vocab_size });
         let mut reload = || match (self.load)()? {
             LoadedModel::Reward(again) if again.model.config().to_json() == config => Ok(again.model),
             _ => Err(OTHER_MODEL.into()),

@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use crate::api::{chat, completions, models, pooling, status, tokens};
-use crate::auth::{Caller, is_local_host};
+use crate::auth::{Caller, is_local_host, is_origin_of};
 use crate::error::{ApiError, Error};
 use crate::metrics::StatusLabel;
 use crate::state::State;
@@ -30,6 +30,9 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
 
 /// The most headers of a request.
 const LARGEST_HEADERS: usize = 64;
+
+/// How long the last answers may take once requests were ended.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// The paths of the service.
 pub(crate) fn router(state: Arc<State>) -> Router {
@@ -82,8 +85,13 @@ async fn check_key(Shared(state): Shared<Arc<State>>, mut request: Request, next
 fn find_caller(state: &State, headers: &HeaderMap) -> Result<Caller, ApiError> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let caller = state.keys.caller(text(header::AUTHORIZATION)).ok_or_else(ApiError::unauthorized)?;
-    if state.keys.is_empty() && !text(header::HOST).is_some_and(is_local_host) {
-        return Err(ApiError::host());
+    if state.keys.is_empty() {
+        let host = text(header::HOST).filter(|host| is_local_host(host)).ok_or_else(ApiError::host)?;
+        if headers.contains_key(header::ORIGIN)
+            && !text(header::ORIGIN).is_some_and(|origin| is_origin_of(origin, host))
+        {
+            return Err(ApiError::origin());
+        }
     }
     Ok(caller)
 }
@@ -148,5 +156,11 @@ pub(crate) async fn serve(
 
     state.is_stopping.store(true, Ordering::Relaxed);
     drop(listener);
-    let _ = tokio::time::timeout(drain, connections.shutdown()).await;
+    let closed = connections.shutdown();
+    tokio::pin!(closed);
+    if tokio::time::timeout(drain, &mut closed).await.is_err() {
+        // Whoever still waits is told so: a connection without an answer looks like a fault of the network.
+        state.models.iter().for_each(|model| model.end_requests());
+        let _ = tokio::time::timeout(LAST_ANSWERS, closed).await;
+    }
 }

@@ -7,9 +7,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use datasets::Tokenizer;
 use inference::request::Request;
+use serde::Serialize;
 use tokio::sync::mpsc::{Receiver, channel};
+use utoipa::ToSchema;
 
 use crate::auth::Keys;
+use crate::context_length::ContextLength;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::worker::{Command, Job, Piece, PoolJob, TextOptions, Ticket};
@@ -81,7 +84,8 @@ pub(crate) struct Model {
 }
 
 /// What a model makes of tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum ModelKind {
     /// Replies, and final hidden states.
     Language,
@@ -94,8 +98,9 @@ pub(crate) struct Ready {
     pub(crate) kind: ModelKind,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) stop_ids: Arc<[i64]>,
-    /// The most tokens of a prompt with its reply.
-    pub(crate) context: usize,
+    pub(crate) context: ContextLength,
+    /// The most tokens of a text to embed or to score, which takes no place in the KV cache.
+    pub(crate) positions: usize,
     /// The size of the vocabulary.
     pub(crate) vocab_size: i64,
 }
@@ -164,6 +169,11 @@ impl Model {
         let job = Job { request, text, pieces, arrived: Instant::now(), ticket };
         self.commands.send(Command::Generate(job)).map_err(|_| ApiError::stopping())?;
         Ok(Pieces { id, receiver, model: Arc::clone(self) })
+    }
+
+    /// Ends the requests that are under way: they get the answer that the server is being stopped.
+    pub(crate) fn end_requests(&self) {
+        let _ = self.commands.send(Command::EndAll);
     }
 
     /// Loads the weights again.

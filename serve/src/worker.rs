@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Abort(u64),
     /// Make one vector of each row of tokens.
     Pool(PoolJob),
+    /// End all requests, because the server is being stopped.
+    EndAll,
     /// Load the weights again. The answer says what went wrong.
     Reload(tokio::sync::oneshot::Sender<Result<(), String>>),
 }
@@ -166,6 +168,7 @@ impl<'a> Worker<'a> {
         match command {
             Command::Generate(job) => self.start(job),
             Command::Abort(id) => self.cancel(id),
+            Command::EndAll => self.end_all(),
             Command::Pool(PoolJob { rows, answer, .. }) => {
                 let embed = |rows: &[&[i64]]| self.engine.embed(rows).map_err(|error| error.to_string());
                 let _ = answer.send(pool(&rows, embed));
@@ -202,6 +205,13 @@ impl<'a> Worker<'a> {
         if self.running.remove(&id).is_some() {
             self.engine.abort(id);
             self.metrics.cancelled.get_or_create(&self.label).inc();
+        }
+    }
+
+    fn end_all(&mut self) {
+        for (id, running) in std::mem::take(&mut self.running) {
+            let _ = running.pieces.try_send(Piece::Failed(ApiError::stopping()));
+            self.engine.abort(id);
         }
     }
 
@@ -326,7 +336,7 @@ pub(crate) fn run_reward_model(
                 let _ =
                     job.pieces.try_send(Piece::Failed(ApiError::failed("a reward model writes no replies")));
             }
-            Command::Abort(_) => {}
+            Command::Abort(_) | Command::EndAll => {}
             Command::Pool(PoolJob { rows, answer, .. }) => {
                 let score = |rows: &[&[i64]]| {
                     let scores = rlhf::reward::score(&model, rows).map_err(|error| error.to_string())?;

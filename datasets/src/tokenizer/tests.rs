@@ -133,6 +133,52 @@ fn incomplete_characters_are_held_back() {
 }
 
 #[test]
+fn bytes_that_are_no_text_wait_for_a_while_only() {
+    let byte_level = small();
+    let lead = byte_level.encode("😀", false).unwrap()[0];
+    let plain = byte_level.encode("a", false).unwrap()[0];
+    let mut stream = byte_level.stream_decoder(true);
+    let pieces: Vec<String> =
+        [&[lead; 40][..], &[plain]].concat().iter().map(|&id| stream.push(id).unwrap()).collect();
+    let longest = pieces.iter().map(|piece| piece.chars().count()).max().unwrap();
+    assert!(longest <= 16, "{pieces:?}");
+    assert_eq!(pieces.concat(), "\u{fffd}".repeat(40) + "a");
+
+    // A vocabulary with byte fallback decodes a run of bytes as a whole, so a wrong one changes what was shown.
+    let Some(folder) = stories() else { return };
+    let fallback = Tokenizer::from_folder(&folder).unwrap();
+    let text = fallback.encode("春 a", false).unwrap();
+    let wrong = fallback.token_to_id("<0xFF>").unwrap();
+    let mut stream = fallback.stream_decoder(true);
+    let ids = [&text[..text.len() - 1], &[wrong; 30], &text[text.len() - 1..]].concat();
+    let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+    pieces.push(stream.finish().unwrap());
+    let longest = pieces.iter().map(|piece| piece.chars().count()).max().unwrap();
+    assert!(
+        longest <= 19 && pieces.concat().starts_with("春") && pieces.concat().ends_with('a'),
+        "{pieces:?}"
+    );
+}
+
+#[test]
+fn a_part_of_a_character_has_its_bytes() {
+    let bytes = |tokenizer: &Tokenizer, text: &str| -> Vec<Vec<u8>> {
+        let ids = tokenizer.encode(text, false).unwrap();
+        ids.iter().map(|&id| tokenizer.token_bytes(id).unwrap()).collect()
+    };
+    let text = "one 😀春 é\u{ad}\u{fffd}\n";
+    let byte_level = small();
+    assert_eq!(bytes(&byte_level, text).concat(), text.as_bytes());
+    assert_eq!(bytes(&byte_level, "😀"), [[0xF0], [0x9F], [0x98], [0x80]]);
+
+    let Some(folder) = stories() else { return };
+    let fallback = Tokenizer::from_folder(&folder).unwrap();
+    // This tokenizer begins a text with a space.
+    assert_eq!(bytes(&fallback, text).concat(), format!(" {text}").as_bytes());
+    assert!(bytes(&fallback, "春").ends_with(&[vec![0xE6], vec![0x98], vec![0xA5]]));
+}
+
+#[test]
 fn bos_and_eos_are_never_doubled() {
     let mut tokenizer = small();
     let bos = tokenizer.bos_id().unwrap();

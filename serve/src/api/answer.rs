@@ -27,6 +27,7 @@ impl Head {
 
 /// What a stream contains.
 #[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
 pub(crate) struct StreamOptions {
     /// Whether the last event counts the tokens.
     #[serde(default)]

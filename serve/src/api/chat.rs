@@ -14,9 +14,9 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::answer::{Answer, Head, Reply, StreamOptions, Usage};
-use super::sampling::{Sampling, new_tokens};
+use super::sampling::{Sampling, Wanted, new_tokens};
 use super::stream::{self, ChunkWriter, json_event};
-use super::tokens::{self, off_thread};
+use super::tokens::{TokenText, off_thread};
 use crate::auth::Caller;
 use crate::error::{ApiError, Failures};
 use crate::json::Json;
@@ -25,6 +25,7 @@ use crate::worker::{TextOptions, TokenLogprob};
 
 /// A conversation to continue.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
 pub(crate) struct ChatRequest {
     /// A name of `/v1/models`.
     model: String,
@@ -60,6 +61,7 @@ pub(crate) struct ChatRequest {
 
 /// A turn of a conversation.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
 pub(crate) struct ChatMessage {
     /// `system`, `developer`, `user` or `assistant`.
     role: String,
@@ -69,7 +71,7 @@ pub(crate) struct ChatMessage {
 
 /// The content of a message.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, or an array of parts")]
 pub(crate) enum Content {
     /// A text.
     Text(String),
@@ -79,6 +81,7 @@ pub(crate) enum Content {
 
 /// A part of a message.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
 pub(crate) struct Part {
     /// `text`.
     r#type: String,
@@ -223,17 +226,23 @@ impl ChatRequest {
         // Faults of other fields are found before the work of the template.
         let _ = self.sampling.request(Arc::new([]), ready, limits)?;
         let prompt = self.prompt(Arc::clone(model)).await?;
-        let wanted = self.max_completion_tokens.or(self.max_tokens);
-        if wanted == Some(0) {
-            return Err(ApiError::field("max_completion_tokens", "0; at least 1"));
-        }
-        let max_new_tokens = new_tokens(wanted, prompt.len(), ready.context)?;
+        let max_new_tokens = new_tokens(self.wanted()?, prompt.len(), ready)?;
         Ok(Request {
             max_new_tokens,
             top_logprobs,
             salt: caller.salt,
             ..self.sampling.request(prompt, ready, limits)?
         })
+    }
+
+    /// The number of new tokens that the request names.
+    fn wanted(&self) -> Result<Option<Wanted>, ApiError> {
+        let named = [("max_completion_tokens", self.max_completion_tokens), ("max_tokens", self.max_tokens)];
+        let wanted = named.into_iter().find_map(|(field, tokens)| Some(Wanted { field, tokens: tokens? }));
+        match wanted {
+            Some(Wanted { field, tokens: 0 }) => Err(ApiError::field(field, "0; at least 1")),
+            wanted => Ok(wanted),
+        }
     }
 
     fn refuse_what_is_not_done(&self) -> Result<(), ApiError> {
@@ -309,21 +318,15 @@ impl ChatMessage {
 
 impl ChatLogprobs {
     fn new(model: &Model, drawn: &[TokenLogprob]) -> Self {
-        let text = |id: i64| tokens::token_text(model, id);
         let top = |&(id, logprob): &TopLogprob| {
-            let token = text(id);
-            ChatTopLogprob { bytes: token.as_bytes().to_vec(), token, logprob }
+            let TokenText { text: token, bytes } = TokenText::new(model, id);
+            ChatTopLogprob { token, logprob, bytes }
         };
         let logprob = |token: &TokenLogprob| {
             let TokenLogprob { id, logprob, top: most_likely } = token;
-            let token = text(*id);
-            let bytes = token.as_bytes().to_vec();
-            ChatLogprob {
-                token,
-                logprob: *logprob,
-                bytes,
-                top_logprobs: most_likely.iter().map(top).collect(),
-            }
+            let TokenText { text: token, bytes } = TokenText::new(model, *id);
+            let top_logprobs = most_likely.iter().map(top).collect();
+            ChatLogprob { token, logprob: *logprob, bytes, top_logprobs }
         };
         Self { content: drawn.iter().map(logprob).collect() }
     }

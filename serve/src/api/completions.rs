@@ -13,9 +13,9 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::answer::{Answer, Head, Reply, StreamOptions, Usage};
-use super::sampling::{Sampling, new_tokens};
+use super::sampling::{Sampling, Wanted, new_tokens};
 use super::stream::{self, ChunkWriter, json_event};
-use super::tokens::{self, off_thread};
+use super::tokens::{TextOffset, TokenText, off_thread};
 use crate::auth::Caller;
 use crate::error::{ApiError, Failures};
 use crate::json::Json;
@@ -27,6 +27,7 @@ const DEFAULT_NEW_TOKENS: usize = 16;
 
 /// Texts to continue.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
 pub(crate) struct CompletionRequest {
     /// A name of `/v1/models`.
     model: String,
@@ -53,7 +54,10 @@ pub(crate) struct CompletionRequest {
 
 /// One prompt or several.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected a text, an array of texts, token ids, or an array of arrays of token ids"
+)]
 pub(crate) enum Prompts {
     /// A text.
     Text(String),
@@ -120,7 +124,8 @@ pub(crate) async fn complete(
 
     if request.stream {
         let include_usage = request.stream_options.unwrap_or_default().include_usage;
-        let (wants_logprobs, offsets) = (request.logprobs.is_some(), vec![0; samples as usize]);
+        let (wants_logprobs, offsets) =
+            (request.logprobs.is_some(), vec![TextOffset::default(); samples as usize]);
         let writer = CompletionWriter { head, model, wants_logprobs, offsets };
         return Ok(stream::respond(pieces.remove(0), samples, prompts[0].len(), include_usage, writer));
     }
@@ -170,14 +175,15 @@ impl CompletionRequest {
         if top_logprobs > limits.top_logprobs {
             return refuse("logprobs", format!("{top_logprobs}; at most {}", limits.top_logprobs));
         }
-        let wanted = self.max_tokens.unwrap_or(DEFAULT_NEW_TOKENS);
-        if wanted == 0 && !self.echo {
+        let tokens = self.max_tokens.unwrap_or(DEFAULT_NEW_TOKENS);
+        if tokens == 0 && !self.echo {
             return refuse("max_tokens", "0 is for `echo` alone".to_owned());
         }
         if self.stream && self.echo {
             return refuse("echo", "not with `stream`".to_owned());
         }
 
+        let wanted = Wanted { field: "max_tokens", tokens: tokens.max(1) };
         let ready = model.ready_as(ModelKind::Language)?;
         if self.stream && self.prompt.count() > 1 {
             return refuse("prompt", "several prompts are not streamed: send them one by one".to_owned());
@@ -186,7 +192,7 @@ impl CompletionRequest {
         let request = |prompt: Arc<[i64]>| {
             Ok(Request {
                 // A prompt that is only scored needs room for a token all the same, which nobody sees.
-                max_new_tokens: new_tokens(Some(wanted.max(1)), prompt.len(), ready.context)?,
+                max_new_tokens: new_tokens(Some(wanted), prompt.len(), ready)?,
                 top_logprobs,
                 prompt_logprobs: self.echo && self.logprobs.is_some(),
                 salt: caller.salt,
@@ -259,12 +265,12 @@ fn choice(
     let is_scored_only = request.is_scored_only();
     let reply = if is_scored_only { Reply { reason: reply.reason, ..Reply::default() } } else { reply };
 
-    let mut logprobs = CompletionLogprobs::default();
+    let (mut logprobs, mut offset) = (CompletionLogprobs::default(), TextOffset::default());
     if let Some(prompt) = prompt {
-        logprobs.add_prompt(model, prompt);
+        logprobs.add_prompt(model, prompt, &mut offset);
     }
     for token in &reply.tokens {
-        logprobs.add(model, token.id, Some((token.logprob, &token.top)));
+        logprobs.add(model, token.id, &mut offset, Some((token.logprob, &token.top)));
     }
 
     let echoed = prompt.map(|prompt| text_of(model, prompt.ids)).transpose()?;
@@ -285,27 +291,30 @@ struct ScoredPrompt<'a> {
 
 impl CompletionLogprobs {
     /// Adds the tokens of a prompt, of which the first has no log-probability.
-    fn add_prompt(&mut self, model: &Model, prompt: &ScoredPrompt<'_>) {
+    fn add_prompt(&mut self, model: &Model, prompt: &ScoredPrompt<'_>, offset: &mut TextOffset) {
         let Some((&first, rest)) = prompt.ids.split_first() else { return };
-        self.add(model, first, None);
+        self.add(model, first, offset, None);
         for ((&id, &logprob), top) in rest.iter().zip(prompt.logprobs).zip(prompt.top) {
-            self.add(model, id, Some((logprob, top)));
+            self.add(model, id, offset, Some((logprob, top)));
         }
     }
 
     /// Adds a token with its log-probability and the most likely tokens in its place.
-    fn add(&mut self, model: &Model, id: i64, scored: Option<(f32, &Vec<TopLogprob>)>) {
-        let before = self.text_offset.last().zip(self.tokens.last());
-        let offset = before.map_or(0, |(offset, token)| offset + token.chars().count());
-        // The first token of a text has no token before it, and no space.
-        let text = match scored {
-            None => text_of(model, &[id]).unwrap_or_else(|_| tokens::token_text(model, id)),
-            Some(_) => tokens::token_text(model, id),
+    fn add(
+        &mut self,
+        model: &Model,
+        id: i64,
+        offset: &mut TextOffset,
+        scored: Option<(f32, &Vec<TopLogprob>)>,
+    ) {
+        let token = match scored {
+            None => TokenText::first(model, id),
+            Some(_) => TokenText::new(model, id),
         };
-        let entry = |&(id, logprob): &TopLogprob| (tokens::token_text(model, id), Value::from(logprob));
+        let entry = |&(id, logprob): &TopLogprob| (TokenText::new(model, id).text, Value::from(logprob));
 
-        self.text_offset.push(offset);
-        self.tokens.push(text);
+        self.text_offset.push(offset.add(&token.bytes));
+        self.tokens.push(token.text);
         self.token_logprobs.push(scored.map(|(logprob, _)| logprob));
         self.top_logprobs.push(scored.map(|(_, top)| top.iter().map(entry).collect()));
     }
@@ -320,8 +329,8 @@ struct CompletionWriter {
     head: Head,
     model: Arc<Model>,
     wants_logprobs: bool,
-    /// Where the next token of each sample begins, in characters.
-    offsets: Vec<usize>,
+    /// Where the next token of each sample begins.
+    offsets: Vec<TextOffset>,
 }
 
 impl CompletionWriter {
@@ -352,10 +361,8 @@ impl ChunkWriter for CompletionWriter {
             return (!text.is_empty()).then(|| self.choice(sample, text, None, None));
         }
         let mut logprobs = CompletionLogprobs::default();
-        logprobs.add(&self.model, token.id, Some((token.logprob, &token.top)));
         let offset = &mut self.offsets[sample as usize];
-        logprobs.text_offset[0] = *offset;
-        *offset += logprobs.tokens[0].chars().count();
+        logprobs.add(&self.model, token.id, offset, Some((token.logprob, &token.top)));
         Some(self.choice(sample, text, Some(logprobs), None))
     }
 

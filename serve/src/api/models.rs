@@ -8,7 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::error::{ApiError, Failures};
-use crate::state::{Model, State};
+use crate::state::{Model, ModelKind, State};
 
 /// The models of the server.
 #[derive(Debug, Serialize, ToSchema)]
@@ -27,16 +27,21 @@ pub(crate) struct ModelEntry {
     /// The most tokens of a prompt with its reply; absent while the model is being loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<usize>,
+    /// Whether the model writes replies or gives scores; absent while it is being loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<ModelKind>,
 }
 
 impl ModelEntry {
     fn new(model: &Model) -> Self {
+        let ready = model.ready().ok();
         Self {
             id: model.name.clone(),
             object: "model",
             created: model.created,
             owned_by: "colossal-chat",
-            max_model_len: model.ready().ok().map(|ready| ready.context),
+            max_model_len: ready.map(|ready| ready.context.tokens),
+            kind: ready.map(|ready| ready.kind),
         }
     }
 }

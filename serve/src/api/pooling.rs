@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State as Shared;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -17,6 +18,7 @@ use crate::state::{Model, ModelKind, Ready, State};
 
 /// Texts.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
 pub(crate) struct EmbeddingRequest {
     /// The name of a language model.
     model: String,
@@ -24,6 +26,9 @@ pub(crate) struct EmbeddingRequest {
     input: Prompts,
     /// `float` or `base64`, which is the bytes of the numbers as little-endian fp32.
     encoding_format: Option<String>,
+    // A vector has the width of the model: a shorter one would be another vector.
+    #[schema(ignore)]
+    dimensions: Option<IgnoredAny>,
 }
 
 /// Vectors of texts.
@@ -63,6 +68,7 @@ pub(crate) struct PoolingUsage {
 
 /// Conversations to score.
 #[derive(Debug, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
 pub(crate) struct ScoreRequest {
     /// The name of a reward model.
     model: String,
@@ -105,6 +111,9 @@ pub(crate) async fn embed(
         Some("base64") => true,
         Some(other) => return Err(ApiError::field("encoding_format", format!("`{other}`; float or base64"))),
     };
+    if request.dimensions.is_some() {
+        return Err(ApiError::field("dimensions", "this server does not do this: leave it out"));
+    }
     let _ = model.ready_as(ModelKind::Language)?;
     let rows = request.input.tokens(Arc::clone(&model), "input", &state.limits).await?;
     let rows: Vec<Vec<i64>> = rows.iter().map(|row| row.to_vec()).collect();
@@ -163,9 +172,9 @@ pub(crate) async fn score(
 
 /// Checks the lengths of rows.
 fn check_rows(rows: &[Vec<i64>], model: &Model) -> Result<PoolingUsage, ApiError> {
-    let Ready { context, .. } = model.ready()?;
-    if let Some(row) = rows.iter().find(|row| row.len() >= *context) {
-        return Err(ApiError::context(row.len(), 1, *context));
+    let Ready { positions, .. } = *model.ready()?;
+    if let Some((index, row)) = rows.iter().enumerate().find(|(_, row)| row.len() > positions) {
+        return Err(ApiError::long_text(index, row.len(), positions));
     }
     let prompt_tokens = rows.iter().map(Vec::len).sum();
     Ok(PoolingUsage { prompt_tokens, total_tokens: prompt_tokens })

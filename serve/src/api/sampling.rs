@@ -13,6 +13,7 @@ use crate::state::{Limits, Ready};
 
 /// How tokens are drawn.
 #[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(expecting = "an object")]
 pub(crate) struct Sampling {
     /// Divides the logits; 0 is greedy. 1 if absent.
     temperature: Option<f64>,
@@ -40,7 +41,7 @@ pub(crate) struct Sampling {
 
 /// A string or several.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a string, or an array of strings")]
 pub(crate) enum OneOrMany {
     /// One.
     One(String),
@@ -132,12 +133,24 @@ impl Sampling {
     }
 }
 
-/// The number of new tokens: what the request wants, or all that fit.
-pub(crate) fn new_tokens(wanted: Option<usize>, prompt: usize, context: usize) -> Result<usize, ApiError> {
-    let room = context.saturating_sub(prompt);
+/// The number of new tokens that a request wants.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    /// The field that says so.
+    pub(crate) field: &'static str,
+    /// The number.
+    pub(crate) tokens: usize,
+}
+
+/// The number of new tokens for a prompt: what the request wants, or all that fit.
+pub(crate) fn new_tokens(wanted: Option<Wanted>, prompt: usize, model: &Ready) -> Result<usize, ApiError> {
+    let room = model.context.tokens.saturating_sub(prompt);
     match wanted {
-        Some(wanted) if wanted <= room && room > 0 => Ok(wanted),
-        None if room > 0 => Ok(room),
-        wanted => Err(ApiError::context(prompt, wanted.unwrap_or(1), context)),
+        _ if room == 0 => Err(ApiError::long_prompt(prompt, model.context)),
+        Some(Wanted { field, tokens }) if tokens > room => {
+            Err(ApiError::long_reply(prompt, field, tokens, model.context))
+        }
+        Some(Wanted { tokens, .. }) => Ok(tokens),
+        None => Ok(room),
     }
 }
