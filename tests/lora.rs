@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::harness::{Scratch, signal};
 use crate::ranks::{equals_one_process_with, worst};
-use crate::training::{copied, metrics};
+use crate::training::{copied, copy, json, metrics};
 
 /// Adapters of rank 4 on every linear layer.
 const LORA: [&str; 2] = ["model.lora.r=4", "model.lora.lora_alpha=8"];
@@ -162,4 +162,43 @@ fn every_command_takes_the_folder_of_an_adapter() {
     std::fs::rename(scratch.path("life/base"), scratch.path("life/moved")).unwrap();
     let words = ["lora/final: the model that this adapter belongs to is not found", "life/base/final"];
     scratch.run("generate --model lora --prompt hello").fails(2, &words);
+}
+
+/// Four models that are adapters of one folder share its weights; of two folders with the same files, they do
+/// not. The numbers are the same.
+#[test]
+fn four_roles_on_one_trunk_score_as_four_copies() {
+    let scratch = copied();
+    let lora = "--set model.path=life/sft/final --set model.lora.r=4";
+    scratch.run(&format!("rm --config life/rm/run.toml {lora} --set train.steps=3 --set out=rm")).succeeds();
+
+    copy(&scratch.path("life/sft/final"), &scratch.path("sft-copy"));
+    copy(&scratch.path("rm/final"), &scratch.path("rm-copy"));
+    let mut file = json(&scratch, "rm-copy/adapter_config.json");
+    file["base_model_name_or_path"] = scratch.path("sft-copy").to_str().unwrap().into();
+    scratch.write("rm-copy/adapter_config.json", &file.to_string());
+
+    let run = |out: &str, models: &str| {
+        let line =
+            format!("--config life/ppo/run.toml {lora} {models} --set ppo.iterations=3 --set out={out}");
+        scratch.run(&format!("ppo {line}")).succeeds();
+        let plan = scratch.run(&format!("plan ppo {line} --json"));
+        let memory = plan.json()["memory"].as_array().unwrap().clone();
+        memory.iter().map(|model| model["weights"].as_u64().unwrap()).collect::<Vec<u64>>()
+    };
+    let shared = run("shared", "--set ppo.reward_model=rm/final");
+    let copies = run("copies", "--set ppo.reward_model=rm-copy --set ppo.reference_model=sft-copy");
+    assert_eq!(metrics(&scratch, "shared"), metrics(&scratch, "copies"));
+    let bytes = |out: &str| std::fs::read(adapter(&scratch, out)).unwrap();
+    assert!(bytes("shared") == bytes("copies"));
+
+    // The policy has the trunk, and the others have what they add to it: nothing, or an adapter and a head.
+    let base = std::fs::metadata(scratch.path("life/sft/final/model.safetensors")).unwrap().len();
+    let added = std::fs::metadata(scratch.path("rm/final/adapter_model.safetensors")).unwrap().len();
+    let [policy, critic, reference, reward] = shared[..] else { panic!("{shared:?}") };
+    assert!(policy > base - 8192 && policy < base + added, "{shared:?} {base} {added}");
+    assert!(critic == reward && critic <= added && reference == 0, "{shared:?} {added}");
+    let [_, critic_copy, reference_copy, reward_copy] = copies[..] else { panic!("{copies:?}") };
+    assert_eq!([critic_copy, reward_copy], [critic + reference_copy; 2]);
+    assert_eq!(policy - reference_copy, critic - 4 * 16, "the score head is a row of 16");
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::CommandFactory;
 use datasets::synth::SynthOptions;
+use models::lora::LoraConfig;
 
 use crate::args::Cli;
 use crate::config::section::BaseSection;
@@ -136,6 +137,7 @@ fn sections() -> BTreeMap<String, String> {
     let defaults: BTreeMap<String, String> = [
         defaults("", &toml::to_string(&RunConfig::default()).unwrap()),
         defaults("base.", &toml::to_string(&BaseSection::default()).unwrap()),
+        defaults("model.lora.", &toml::to_string(&LoraConfig::default()).unwrap()),
         defaults("synth.", &toml::to_string(&SynthOptions::default()).unwrap()),
     ]
     .concat()
@@ -144,7 +146,7 @@ fn sections() -> BTreeMap<String, String> {
 
     let top = &structs["RunConfig"];
     let (sections, keys): (Vec<_>, Vec<_>) = top.iter().partition(|field| structs.contains_key(&field.kind));
-    let own = [("base", "BaseSection"), ("synth", "SynthOptions")];
+    let own = [("base", "BaseSection"), ("model.lora", "LoraConfig"), ("synth", "SynthOptions")];
     let all = sections.iter().map(|field| (field.key.as_str(), field.kind.as_str())).chain(own);
 
     let mut tables = BTreeMap::new();
@@ -213,7 +215,11 @@ impl Field {
 /// The fields of every struct that is read from a run file.
 fn documented_structs() -> BTreeMap<String, Vec<Field>> {
     let folders = ["chat/src/config", "gemini/src/config", "rlhf/src", "rlhf/src/loss", "rlhf/src/offline"];
-    let mut files = vec![root().join("gemini/src/config.rs"), root().join("datasets/src/synth.rs")];
+    let mut files = vec![
+        root().join("gemini/src/config.rs"),
+        root().join("datasets/src/synth.rs"),
+        root().join("models/src/lora/config.rs"),
+    ];
     for folder in folders {
         let entries = fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
         files.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "rs")));

@@ -28,8 +28,8 @@ pub(crate) struct ModelSection {
     /// The device that the stage computes on: `cpu`, `cuda` (each process of a machine gets a GPU of its
     /// own), `cuda:1` (this GPU), or `auto`: an NVIDIA GPU if there is one, else the CPU.
     pub(crate) device: DeviceSetting,
-    /// Trains low-rank adapters on the model, whose own weights stay frozen ([adapters](adapters.md) lists the
-    /// keys). If absent, the whole model is trained.
+    /// Trains low-rank adapters on the model, whose own weights stay frozen ([`[model.lora]`](#modellora)
+    /// has the keys). If absent, the whole model is trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lora: Option<LoraConfig>,
 }

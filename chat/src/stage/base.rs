@@ -4,10 +4,12 @@
 use datasets::Tokenizer;
 use models::causal_lm::CausalLm;
 use models::config::Config;
+use models::decoder::HeadKind;
 use serde_json::json;
 
 use super::context::{self, StageContext, trainable_options};
 use super::definition::{PipelineFolder, Stage};
+use super::model_memory::PlannedModel;
 use super::preflight::{ModelSpec, Preflight, TokenizerFiles};
 use super::sft;
 use super::tasks::Tasks;
@@ -71,7 +73,9 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let inputs = sft::inputs(ctx.stage, config, &architecture, &tokenizer)?;
     let tasks = Tasks::prepare(config, ctx.groups)?;
     let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
-    let plan = sft::planned(config, ctx, &[sft::trained(config, &architecture)], &inputs, replies)?;
+    let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
+    let trained = PlannedModel::trained("model", &architecture, head, kind);
+    let plan = sft::planned(config, ctx, &[trained], &inputs, replies)?;
     let model = if let Some(checkpoint) = ctx.folder.checkpoint() {
         CausalLm::load(checkpoint, &trainable_options(config, ctx)?)?
     } else {

@@ -11,7 +11,7 @@ use inference::session::load_tokenizer;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::decoder;
-use models::lora::{AdapterFile, LoraPlan};
+use models::lora::{AdapterFile, AdapterFolder, LoraPlan};
 use parallel::{Axis, Mesh, ProcessGroups, Transport, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
@@ -180,6 +180,17 @@ pub(super) fn first_adapter(
     let base = std::path::absolute(folder.path()).unwrap_or_else(|_| folder.path().to_owned());
     let file = AdapterFile { lora: lora.clone(), base: Some(base.display().to_string()), revision: None };
     Ok(Some(Arc::new(file.plan("[model.lora]")?)))
+}
+
+/// The adapters that a stage trains: new ones, or those of its folder. `None` for a model that is trained whole.
+pub(super) fn trained_adapter(
+    new_adapter: Option<&Arc<LoraPlan>>,
+    folder: &ModelFolder,
+) -> Result<Option<Arc<LoraPlan>>, models::Error> {
+    match new_adapter {
+        None if folder.base().is_some() => Ok(Some(Arc::clone(AdapterFolder::open(folder.path())?.plan()))),
+        lora => Ok(lora.cloned()),
+    }
 }
 
 /// Loads the language model that a stage trains: whole, or as a frozen trunk with the adapters `new_adapter`,

@@ -3,6 +3,7 @@
 use inference::model_folder::ModelFolder;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
+use models::decoder::HeadKind;
 use rlhf::distill::Distill;
 use tui::dashboard::{Charts, THROUGHPUT};
 
@@ -103,7 +104,9 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let tasks = Tasks::prepare(config, ctx.groups)?;
 
     let adapter = context::new_adapter(config, &folder, ctx)?;
-    let trained = PlannedModel { lora: adapter.as_ref(), ..sft::trained(config, &student) };
+    let lora = context::trained_adapter(adapter.as_ref(), &folder)?;
+    let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
+    let trained = PlannedModel::trained("model", &student, head, kind).with_adapter(lora.as_ref());
     let frozen = PlannedModel { role: "teacher", config: &teacher, is_trained: false, lora: None, ..trained };
     let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
     let plan = sft::planned(config, ctx, &[trained, frozen], &inputs, replies)?;

@@ -303,8 +303,7 @@ mod tests {
     fn find(config: &RunConfig, machine_mebibytes: usize) -> Option<Shortage> {
         let model = Config::from_json(CONFIG, "test").unwrap();
         let (head, kind) = (HeadKind::Vocabulary, Kind::Float);
-        let models =
-            [PlannedModel { role: "model", config: &model, head, kind, is_trained: true, lora: None }];
+        let models = [PlannedModel::trained("model", &model, head, kind)];
         let lengths = SequenceLengths {
             mean: 512.0,
             deviation: 0.0,

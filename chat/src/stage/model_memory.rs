@@ -8,10 +8,11 @@ use std::sync::Arc;
 use gemini::StateBytes;
 use models::causal_lm::LoadOptions;
 use models::config::Config;
-use models::decoder::load::weight_specs;
+use models::decoder::load::{own_weight_specs, weight_specs};
 use models::decoder::{DecoderSpec, HeadKind};
 use models::lora::LoraPlan;
 use models::model_parallel::ModelParallel;
+use parallel::residency::WeightSpec;
 use parallel::{Axis, Mesh, ProcessGroups};
 use serde::Serialize;
 use tch::{Device, Kind};
@@ -25,16 +26,33 @@ pub(crate) struct PlannedModel<'a> {
     pub(crate) role: &'static str,
     /// The adapters that are trained in place of the model.
     pub(crate) lora: Option<&'a Arc<LoraPlan>>,
+    /// Whether another of the models holds the weights that the adapters belong to.
+    pub(crate) shares_trunk: bool,
     pub(crate) config: &'a Config,
     pub(crate) head: HeadKind,
     pub(crate) kind: Kind,
     pub(crate) is_trained: bool,
 }
 
-impl PlannedModel<'_> {
+impl<'a> PlannedModel<'a> {
+    /// A model that is trained whole.
+    pub(crate) fn trained(role: &'static str, config: &'a Config, head: HeadKind, kind: Kind) -> Self {
+        Self { role, lora: None, shares_trunk: false, config, head, kind, is_trained: true }
+    }
+
+    /// The same model with adapters that are trained in its place, if there are any.
+    pub(crate) fn with_adapter(self, lora: Option<&'a Arc<LoraPlan>>) -> Self {
+        Self { lora, ..self }
+    }
+
     fn spec(&self) -> DecoderSpec {
         let (config, lora) = (self.config.clone(), self.lora.cloned());
-        DecoderSpec { config, head: self.head, is_on_trunk: lora.is_some(), lora }
+        DecoderSpec { config, head: self.head, is_on_trunk: lora.is_some() || self.shares_trunk, lora }
+    }
+
+    fn load_options(&self, model_parallel: ModelParallel) -> LoadOptions {
+        let (kind, trainable) = (self.kind, self.is_trained);
+        LoadOptions { kind, device: Device::Cpu, trainable, model_parallel, memory: None }
     }
 }
 
@@ -69,17 +87,21 @@ pub(super) fn of_fullest_process(
     Ok(seen.into_values().max_by_key(total).unwrap_or_default())
 }
 
-/// The parameters of a full model.
-pub(super) fn num_parameters(model: &PlannedModel<'_>) -> Result<usize, models::Error> {
-    let options = LoadOptions {
-        kind: model.kind,
-        device: Device::Cpu,
-        trainable: model.is_trained,
-        model_parallel: ModelParallel::NONE,
-        memory: None,
+/// The numbers of parameters of a full model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ParameterCounts {
+    pub(crate) all: usize,
+    pub(crate) trained: usize,
+}
+
+/// The parameters of a full model, with those that it shares.
+pub(super) fn num_parameters(model: &PlannedModel<'_>) -> Result<ParameterCounts, models::Error> {
+    let specs = weight_specs(model.spec(), &model.load_options(ModelParallel::NONE))?;
+    let sum = |specs: &mut dyn Iterator<Item = &WeightSpec>| {
+        specs.map(|spec| spec.shape.iter().product::<i64>() as usize).sum()
     };
-    let specs = weight_specs(model.spec(), &options)?;
-    Ok(specs.iter().map(|spec| spec.shape.iter().product::<i64>() as usize).sum())
+    let (all, trained) = (sum(&mut specs.iter()), sum(&mut specs.iter().filter(|spec| spec.trainable)));
+    Ok(ParameterCounts { all, trained })
 }
 
 fn bytes_of(
@@ -87,14 +109,8 @@ fn bytes_of(
     groups: &ProcessGroups,
     model: &PlannedModel<'_>,
 ) -> Result<ModelBytes, models::Error> {
-    let options = LoadOptions {
-        kind: model.kind,
-        device: Device::Cpu,
-        trainable: model.is_trained,
-        model_parallel: model_parallel(config, groups),
-        memory: None,
-    };
-    let specs = weight_specs(model.spec(), &options)?;
+    let options = model.load_options(model_parallel(config, groups));
+    let specs = if model.shares_trunk { own_weight_specs } else { weight_specs }(model.spec(), &options)?;
     let (stage, moments) = (config.parallel.zero, config.train.moments_dtype);
     Ok(ModelBytes { role: model.role, bytes: StateBytes::of(&specs, stage, groups, moments) })
 }

@@ -144,14 +144,14 @@ pub(super) fn run<A: Algorithm>(config: &RunConfig, ctx: &mut StageContext<'_>) 
 
     let adapter = context::new_adapter(config, &folder, ctx)?;
     let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
-    let lora = adapter.as_ref();
-    let model = PlannedModel { role: "model", config: &architecture, head, kind, is_trained: true, lora };
+    let lora = context::trained_adapter(adapter.as_ref(), &folder)?;
+    let model = PlannedModel::trained("model", &architecture, head, kind).with_adapter(lora.as_ref());
     let plan = planned::<A>(config, ctx, (model, &inputs), tasks.as_ref(), &tokenizer)?;
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
     let options = trainable_options(config, ctx)?;
-    let policy = context::load_trained(&folder, lora, config.seed, &options)?;
+    let policy = context::load_trained(&folder, adapter.as_ref(), config.seed, &options)?;
     context::warn_about_dropout(ctx.groups, &[("model", policy.config())]);
 
     let TrainEvalRows { train, eval } = inputs;

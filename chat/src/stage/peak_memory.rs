@@ -442,8 +442,7 @@ mod tests {
         }"#;
         let model = Config::from_json(text, "test").unwrap();
         let (head, kind) = (HeadKind::Vocabulary, Kind::Float);
-        let models =
-            [PlannedModel { role: "model", config: &model, head, kind, is_trained: true, lora: None }];
+        let models = [PlannedModel::trained("model", &model, head, kind)];
         let config = RunConfig::default();
         let mesh = launch::mesh(&config.parallel, 0, 1).unwrap();
         let state = model_memory::of_fullest_process(&config, &mesh, &models).unwrap();

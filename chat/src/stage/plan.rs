@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use text::number;
 
 use super::fit::{NOTHING_FITS, Shortage};
-use super::model_memory::ModelBytes;
+use super::model_memory::{ModelBytes, ParameterCounts};
 use super::peak_memory::PeakMemory;
 use super::rows::EncodedRows;
 use super::step_time::{DtypeTime, StepTime};
@@ -19,8 +19,8 @@ use crate::own_file;
 /// The memory of all models of a stage in the process that needs most, and the time of its steps.
 #[derive(Clone, Debug)]
 pub(crate) struct StagePlan {
-    /// The number of parameters of each model, by role.
-    pub(crate) parameters: Vec<(&'static str, usize)>,
+    /// The numbers of parameters of each model, by role.
+    pub(crate) parameters: Vec<(&'static str, ParameterCounts)>,
     /// Weights, gradients and optimizer state.
     pub(crate) models: Vec<ModelBytes>,
     /// The peak of the process; `None` for models on a GPU, for which there is no prediction.
@@ -50,6 +50,9 @@ pub(crate) struct Plan {
     /// Number of parameters of each model, by role.
     #[serde(serialize_with = "as_object")]
     pub(crate) parameters: Vec<(&'static str, usize)>,
+    /// Number of parameters of each model that are trained, by role.
+    #[serde(serialize_with = "as_object")]
+    pub(crate) trained_parameters: Vec<(&'static str, usize)>,
     /// Number of training rows.
     pub(crate) rows: usize,
     /// Number of rows that were read but left out, for example because they were too long.
@@ -115,7 +118,12 @@ impl Plan {
             loaded_bytes: Vec::new(),
 
             model_bytes: models.model_bytes(),
-            parameters: models.parameters,
+            parameters: models.parameters.iter().map(|&(role, count)| (role, count.all)).collect(),
+            trained_parameters: models
+                .parameters
+                .iter()
+                .map(|&(role, count)| (role, count.trained))
+                .collect(),
             peak_memory: models.peak,
             step_time: models.step_time,
             other_dtype: models.other_dtype,
@@ -140,7 +148,8 @@ impl Plan {
         let models: Vec<String> = self
             .parameters
             .iter()
-            .map(|(role, count)| format!("{role} {}", number::count(*count as f64)))
+            .zip(&self.trained_parameters)
+            .map(|(&(role, all), &(_, trained))| parameters_text(role, all, trained))
             .collect();
         let Units { row, step, sample } = self.units;
         let dropped = if self.dropped > 0 { format!(" ({} left out)", self.dropped) } else { String::new() };
@@ -186,6 +195,16 @@ impl Plan {
     pub(crate) fn write(&self, out: &Path) -> anyhow::Result<()> {
         Ok(own_file::write(&out.join("plan.json"), serde_json::to_string_pretty(self)?.as_bytes())?)
     }
+}
+
+/// Says how many parameters a model has, and which part of them an adapter trains.
+fn parameters_text(role: &str, all: usize, trained: usize) -> String {
+    let count = |parameters: usize| number::count(parameters as f64);
+    if trained == 0 || trained == all {
+        return format!("{role} {}", count(all));
+    }
+    let percent = 100.0 * trained as f64 / all as f64;
+    format!("{role} {} ({} of them are trained, {percent:.2} %)", count(all), count(trained))
 }
 
 fn model_line(ModelBytes { role, bytes }: &ModelBytes) -> String {
@@ -288,6 +307,7 @@ mod tests {
             stage,
             units,
             parameters: vec![("model", 83)],
+            trained_parameters: vec![("model", 83)],
             rows: count as usize,
             dropped: 0,
             tokens,

@@ -9,7 +9,7 @@ use inference::session::{self, check_vocabulary};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::decoder::HeadKind;
-use models::lora::AdapterFolder;
+use models::lora::{AdapterFolder, LoraPlan};
 use models::scalar_model::ScalarModel;
 use parallel::ProcessGroups;
 use rlhf::ppo::{CRITIC_FOLDER, Data, Ppo};
@@ -22,7 +22,7 @@ use super::context::{self, Hooks, StageContext, run_in_folder, tokenizer, traina
 use super::definition::{
     CommandHelp, InitKey, InitSizes, InitSpec, OtherModel, PipelineFolder, RowKind, Stage,
 };
-use super::model_memory::PlannedModel;
+use super::model_memory::{ParameterCounts, PlannedModel};
 use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
 use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
@@ -233,12 +233,15 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let tasks = Tasks::prepare(config, ctx.groups)?;
     context::check_split(config, &configs.all(), ctx)?;
     let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
-    let plan = configs.plan(config, ctx, &inputs, replies)?;
+    let folders = folders.resumed_from(ctx.folder.checkpoint())?;
+    let adapter = context::new_adapter(config, &folders.policy, ctx)?;
+    let planned = PerRole::find_planned(config, &folders, adapter.as_ref())?;
+    let plan = planned.plan(config, ctx, &inputs, replies)?;
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
     let Inputs { prompts, ptx } = inputs;
-    let models = PpoModelSet::load(config, &folders.resumed_from(ctx.folder.checkpoint())?, ctx)?;
+    let models = PpoModelSet::load(config, &folders, adapter.as_ref(), ctx)?;
     let critic = models.critic.iter().map(|critic| ("critic", critic.config()));
     let trained: Vec<_> = std::iter::once(("policy", models.policy.config())).chain(critic).collect();
     context::warn_about_dropout(ctx.groups, &trained);
@@ -296,24 +299,62 @@ fn check_lengths(models: &PerRole<Config>, longest: usize, max_new_tokens: usize
     Ok(())
 }
 
-impl PerRole<Config> {
+/// What is planned for a model: its configuration, and what of it the trunk of the policy holds.
+struct PlannedRole {
+    config: Config,
+    lora: Option<Arc<LoraPlan>>,
+    shares_trunk: bool,
+}
+
+impl PerRole<PlannedRole> {
+    /// What is planned for the models of `folders`.
+    fn find_planned(
+        config: &RunConfig,
+        folders: &PerRole<ModelFolder>,
+        adapter: Option<&Arc<LoraPlan>>,
+    ) -> anyhow::Result<Self> {
+        let kind = config.model.dtype.kind();
+        let trunk = TrunkPlace::of_policy(&folders.policy, adapter.is_some(), kind);
+        let role = |folder: &ModelFolder, is_scalar: bool, kind| -> anyhow::Result<PlannedRole> {
+            let shares_trunk = trunk.as_ref().is_some_and(|trunk| trunk.holds(folder, is_scalar, kind));
+            let lora = context::trained_adapter(None, folder)?;
+            Ok(PlannedRole { config: folder.config()?, lora, shares_trunk })
+        };
+        let policy = context::trained_adapter(adapter, &folders.policy)?;
+        Ok(Self {
+            // The trunk is counted here.
+            policy: PlannedRole { config: folders.policy.config()?, lora: policy, shares_trunk: false },
+            reference: role(&folders.reference, false, kind)?,
+            critic: folders.critic.as_ref().map(|folder| role(folder, true, kind)).transpose()?,
+            rewards: folders
+                .rewards
+                .iter()
+                .map(|folder| role(folder, true, Kind::Float))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
     /// What is loaded of each model. Only the policy and the critic are trained.
     fn planned(&self, config: &RunConfig) -> Vec<PlannedModel<'_>> {
+        fn planned<'a>(
+            role: &'static str,
+            planned: &'a PlannedRole,
+            head: HeadKind,
+            kind: Kind,
+        ) -> PlannedModel<'a> {
+            let PlannedRole { config, lora, shares_trunk } = planned;
+            let (lora, shares_trunk) = (lora.as_ref(), *shares_trunk);
+            PlannedModel { lora, shares_trunk, ..PlannedModel::trained(role, config, head, kind) }
+        }
+        fn frozen(model: PlannedModel<'_>) -> PlannedModel<'_> {
+            PlannedModel { is_trained: false, ..model }
+        }
         let kind = config.model.dtype.kind();
-        let planned = |role, config, head, kind, is_trained| PlannedModel {
-            role,
-            config,
-            head,
-            kind,
-            is_trained,
-            lora: None,
-        };
-        let mut models = vec![planned("policy", &self.policy, HeadKind::Vocabulary, kind, true)];
-        models
-            .extend(self.critic.iter().map(|critic| planned("critic", critic, HeadKind::Scalar, kind, true)));
-        models.push(planned("reference", &self.reference, HeadKind::Vocabulary, kind, false));
+        let mut models = vec![planned("policy", &self.policy, HeadKind::Vocabulary, kind)];
+        models.extend(self.critic.iter().map(|critic| planned("critic", critic, HeadKind::Scalar, kind)));
+        models.push(frozen(planned("reference", &self.reference, HeadKind::Vocabulary, kind)));
         let rewards = self.rewards.iter();
-        models.extend(rewards.map(|reward| planned("reward", reward, HeadKind::Scalar, Kind::Float, false)));
+        models.extend(rewards.map(|reward| frozen(planned("reward", reward, HeadKind::Scalar, Kind::Float))));
         models
     }
 
@@ -338,10 +379,10 @@ impl PerRole<Config> {
 
         // The reward models count as one.
         let is_reward = |role: &str| role == "reward";
-        let rewards = models.parameters.iter().filter(|(role, _)| is_reward(role)).map(|(_, count)| count);
-        let rewards = rewards.sum();
+        let rewards = models.parameters.iter().filter(|(role, _)| is_reward(role));
+        let rewards = rewards.map(|(_, count)| count.all).sum();
         models.parameters.retain(|(role, _)| !is_reward(role));
-        models.parameters.push(("reward", rewards));
+        models.parameters.push(("reward", ParameterCounts { all: rewards, trained: 0 }));
         let steps = (config.ppo.iterations, config.ppo.replies()?);
         Ok(Plan::new(&STAGE.schema, ctx.mesh, models, prompts, steps))
     }
@@ -374,14 +415,14 @@ impl PpoModelSet {
     fn load(
         config: &RunConfig,
         folders: &PerRole<ModelFolder>,
+        adapter: Option<&Arc<LoraPlan>>,
         ctx: &StageContext<'_>,
     ) -> anyhow::Result<Self> {
         let options = trainable_options(config, ctx)?;
-        let adapter = context::new_adapter(config, &folders.policy, ctx)?;
         let trunk = Trunk::load(&folders.policy, adapter.is_some(), &options)?;
         let frozen = |kind| LoadOptions { kind, trainable: false, ..options.clone() };
         Ok(Self {
-            policy: match (&trunk, &adapter) {
+            policy: match (&trunk, adapter) {
                 (Some(trunk), Some(lora)) => trunk.model.with_new_adapter(lora, config.seed, true)?,
                 _ => Trunk::causal_lm(trunk.as_ref(), &folders.policy, &options)?,
             },
@@ -399,32 +440,51 @@ impl PpoModelSet {
     }
 }
 
-/// The frozen weights that the policy's adapter belongs to. Every other model that is an adapter of them, or
-/// is these weights themselves, shares their memory.
-struct Trunk {
+/// Where the frozen weights are that the policy's adapter belongs to, and the dtype in which they are held. Every
+/// other model that is an adapter of them, or is these weights themselves, shares their memory.
+struct TrunkPlace {
     folder: PathBuf,
+    kind: Kind,
+}
+
+impl TrunkPlace {
+    /// The trunk of a policy that is an adapter, or gets one; `None` for one that is trained whole.
+    fn of_policy(policy: &ModelFolder, gets_adapter: bool, kind: Kind) -> Option<Self> {
+        let folder = policy.base().or_else(|| gets_adapter.then(|| policy.path()))?;
+        Some(Self { folder: resolved(folder), kind })
+    }
+
+    /// Whether the trunk holds the weights of `folder` in this dtype, apart from an adapter. A whole scalar model
+    /// has weights of its own.
+    fn holds(&self, folder: &ModelFolder, is_scalar: bool, kind: Kind) -> bool {
+        let base = if is_scalar { folder.base() } else { folder.base().or(Some(folder.path())) };
+        base.is_some_and(|base| resolved(base) == self.folder) && kind == self.kind
+    }
+}
+
+/// The whole path of a folder, by which two names of one folder are known.
+fn resolved(folder: &Path) -> PathBuf {
+    folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
+}
+
+/// The weights of a trunk.
+struct Trunk {
+    place: TrunkPlace,
     model: CausalLm,
 }
 
 impl Trunk {
-    /// Loads the trunk of a policy that is an adapter, or gets one; `None` for one that is trained whole.
+    /// Loads the trunk of the policy, if it has one.
     fn load(
         policy: &ModelFolder,
         gets_adapter: bool,
         options: &LoadOptions,
     ) -> Result<Option<Self>, models::Error> {
-        let Some(folder) = policy.base().or_else(|| gets_adapter.then(|| policy.path())) else {
-            return Ok(None);
-        };
+        let Some(place) = TrunkPlace::of_policy(policy, gets_adapter, options.kind) else { return Ok(None) };
         let vocab_size = policy.config()?.vocab_size();
         let options = LoadOptions { trainable: false, ..options.clone() };
-        let model = CausalLm::load_resized(folder, vocab_size, &options)?;
-        Ok(Some(Self { folder: folder.to_owned(), model }))
-    }
-
-    /// Whether the weights of `folder`, apart from an adapter, are these, held in the same dtype.
-    fn is_of(&self, folder: &ModelFolder, options: &LoadOptions) -> bool {
-        folder.base().unwrap_or(folder.path()) == self.folder && self.model.decoder().kind() == options.kind
+        let model = CausalLm::load_resized(&place.folder, vocab_size, &options)?;
+        Ok(Some(Self { place, model }))
     }
 
     /// Loads a language model, on the trunk if it belongs there.
@@ -433,7 +493,7 @@ impl Trunk {
         folder: &ModelFolder,
         options: &LoadOptions,
     ) -> Result<CausalLm, models::Error> {
-        match trunk.filter(|trunk| trunk.is_of(folder, options)) {
+        match trunk.filter(|trunk| trunk.place.holds(folder, false, options.kind)) {
             None => folder.causal_lm(options),
             Some(trunk) if folder.base().is_none() => trunk.model.share(),
             Some(trunk) => {
@@ -449,8 +509,7 @@ impl Trunk {
         seed: u64,
         options: &LoadOptions,
     ) -> Result<ScalarModel, models::Error> {
-        let is_adapter = folder.base().is_some();
-        match trunk.filter(|trunk| is_adapter && trunk.is_of(folder, options)) {
+        match trunk.filter(|trunk| trunk.place.holds(folder, true, options.kind)) {
             None if options.trainable => rm::load(folder, None, seed, options),
             None => folder.scalar_model(options),
             Some(trunk) => {

@@ -96,8 +96,8 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let TrainEvalRows { train, eval } = inputs(config, &architecture, &tokenizer)?;
     let (head, kind) = (HeadKind::Scalar, config.model.dtype.kind());
     let adapter = context::new_adapter(config, &folder, ctx)?;
-    let lora = adapter.as_ref();
-    let planned = PlannedModel { role: "model", config: &architecture, head, kind, is_trained: true, lora };
+    let lora = context::trained_adapter(adapter.as_ref(), &folder)?;
+    let planned = PlannedModel::trained("model", &architecture, head, kind).with_adapter(lora.as_ref());
     context::check_split(config, &[&architecture], ctx)?;
     let row = RowTokens::mean(&train.rows, |row| ([row.chosen.len(), row.rejected.len()], 0));
     let models = predict::check(config, ctx, &[planned], &SequenceLengths::of(&train, 2, row))?;
@@ -105,7 +105,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
-    let model = load(&folder, lora, config.seed, &trainable_options(config, ctx)?)?;
+    let model = load(&folder, adapter.as_ref(), config.seed, &trainable_options(config, ctx)?)?;
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
 
     let objective = Reward::new(&model, &train.rows, &eval.rows, &config.reward)?;

@@ -120,8 +120,10 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     report_added_tokens(&added, held, architecture.vocab_size(), ctx);
     let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
     let adapter = context::new_adapter(config, &folder, ctx)?;
-    let planned_model = PlannedModel { lora: adapter.as_ref(), ..trained(config, &architecture) };
-    let plan = planned(config, ctx, &[planned_model], &inputs, replies)?;
+    let lora = context::trained_adapter(adapter.as_ref(), &folder)?;
+    let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
+    let trained = PlannedModel::trained("model", &architecture, head, kind).with_adapter(lora.as_ref());
+    let plan = planned(config, ctx, &[trained], &inputs, replies)?;
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
@@ -134,12 +136,6 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     };
     let objective = objective(config, &model, &inputs)?;
     train(config, &objective, plan, &tokenizer, tasks.as_ref(), ctx)
-}
-
-/// What is loaded of a language model that is trained.
-pub(super) fn trained<'a>(config: &RunConfig, model: &'a Config) -> PlannedModel<'a> {
-    let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
-    PlannedModel { role: "model", config: model, head, kind, is_trained: true, lora: None }
 }
 
 /// The plan of a stage that trains the first of `models` on demonstrations. `replies` are those to the tasks

@@ -386,8 +386,7 @@ mod tests {
     fn predict(config: &RunConfig, processes: usize, new_tokens: usize) -> StepTime {
         let model = Config::from_json(CONFIG, "test").unwrap();
         let (head, kind) = (HeadKind::Vocabulary, Kind::Float);
-        let models =
-            [PlannedModel { role: "policy", config: &model, head, kind, is_trained: true, lora: None }];
+        let models = [PlannedModel::trained("policy", &model, head, kind)];
         let bytes = StateBytes { weights: 3584, gradients: 3584, optimizer: 7168 };
         let state = [ModelBytes { role: "policy", bytes }];
         let mesh = launch::mesh(&config.parallel, 0, processes).unwrap();

@@ -262,6 +262,14 @@ pub fn weight_specs(spec: DecoderSpec, options: &LoadOptions) -> Result<Vec<Weig
     Ok(without_values(spec, options)?.1)
 }
 
+/// Like [`weight_specs`], for a decoder on a trunk that is in memory already: the places of what the decoder
+/// adds to it.
+pub fn own_weight_specs(spec: DecoderSpec, options: &LoadOptions) -> Result<Vec<WeightSpec>, Error> {
+    let (decoder, specs) = without_values(spec, options)?;
+    let specs = specs.into_iter().zip(&decoder.parts);
+    Ok(specs.filter(|(_, part)| part.is_own()).map(|(spec, _)| spec).collect())
+}
+
 /// The decoder with empty tensors, and the places of its parameters.
 pub(super) fn without_values(
     spec: DecoderSpec,

@@ -35,25 +35,26 @@ pub struct LoraConfig {
     /// The adapted layers: names or ends of names, or one pattern of whole names, or `all-linear`, which is
     /// every linear layer but the head and the routers of experts.
     pub target_modules: Names,
-    /// Layers that get no adapter, although `target_modules` names them.
+    /// Layers that get no adapter, although `target_modules` names them, in the same forms. If absent, none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exclude_modules: Option<Names>,
-    /// The numbers of the blocks whose layers are adapted; absent for all blocks.
+    /// The numbers of the blocks whose layers are adapted. If absent, all blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers_to_transform: Option<Vec<usize>>,
     /// Whether the denominator is the square root of `r` (rsLoRA).
     pub use_rslora: bool,
     /// Whether each output has a magnitude (DoRA).
     pub use_dora: bool,
-    /// The values that new adapters begin with.
+    /// The values that new adapters begin with: `true` (`A` uniform, `B` zero) or `"gaussian"` (`A` normal with
+    /// deviation `1/r`, `B` zero).
     pub init_lora_weights: Init,
-    /// Other ranks, by a pattern of the end of a layer's name.
+    /// Other ranks, by a pattern of the end of a layer's name. If absent, `r` everywhere.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rank_pattern: BTreeMap<String, i64>,
-    /// Other `lora_alpha`, by a pattern of the end of a layer's name.
+    /// Other `lora_alpha`, by a pattern of the end of a layer's name. If absent, `lora_alpha` everywhere.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub alpha_pattern: BTreeMap<String, f64>,
-    /// Modules that are trained whole, by name or end of name, and saved with the adapter.
+    /// Modules that are trained whole, by name or end of name, and saved with the adapter. If absent, none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modules_to_save: Option<Vec<String>>,
 }
