@@ -377,7 +377,7 @@ impl ChatScreen {
         let Some(answer) = self.answer() else { return self.error("there is no answer yet") };
         let turn = self.talk.turn(answer);
         let Some(question) = turn.parent else { return };
-        let slot = self.current;
+        let slot = self.slot_of(answer);
         // Another seed, so that the answer may differ.
         let seed = self.sampling.seed.wrapping_add(self.talk.siblings(answer).len() as u64);
         let new = self.begin_answer(question, slot, seed);
@@ -394,8 +394,15 @@ impl ChatScreen {
         let turn = self.talk.turn(answer);
         let (Some(question), text) = (turn.parent, turn.text.clone()) else { return };
         // The old answer stays as it was, with its model and what was said about it.
-        let longer = self.begin_answer(question, self.current, self.sampling.seed);
-        self.request(longer, self.current, text);
+        let slot = self.slot_of(answer);
+        if self.slots[slot].is_remote {
+            let name = self.slots[slot].name();
+            return self.error(format!(
+                "{name} is behind an endpoint, which begins answers by itself: /regen asks for another one"
+            ));
+        }
+        let longer = self.begin_answer(question, slot, self.sampling.seed);
+        self.request(longer, slot, text);
     }
 
     fn edit_turn(&mut self, arguments: &str) {
@@ -520,7 +527,7 @@ impl ChatScreen {
         let messages =
             if is_answer { self.talk.messages_before(head) } else { self.talk.messages_to(Some(head)) };
         let prefix = self.prefill.clone().unwrap_or_default();
-        let (slot, sampling, policy) = (self.current, self.sampling, self.policy);
+        let (slot, sampling, policy) = (self.slot_of(head), self.sampling, self.policy);
         self.effects.push(Effect::Prompt(Request { turn: head, slot, messages, prefix, sampling, policy }));
     }
 
