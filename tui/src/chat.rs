@@ -202,6 +202,8 @@ struct Running {
     turn: TurnId,
     /// The text with which it begins.
     prefix: String,
+    /// The answer that was on the screen when the user asked for another one.
+    beside: Option<TurnId>,
     numbers: Numbers,
 }
 
@@ -453,7 +455,7 @@ impl ChatScreen {
         if self.running.is_empty() {
             self.progress = Progress::default();
         }
-        self.running.push_back(Running { turn, prefix, numbers: Numbers::default() });
+        self.running.push_back(Running { turn, prefix, beside: None, numbers: Numbers::default() });
         self.selected = None;
         self.transcript.follow();
     }

@@ -375,14 +375,10 @@ impl ChatScreen {
         }
         self.settle_comparison();
         let Some(answer) = self.answer() else { return self.error("there is no answer yet") };
-        let turn = self.talk.turn(answer);
-        let Some(question) = turn.parent else { return };
-        let slot = self.slot_of(answer);
         // Another seed, so that the answer may differ.
         let seed = self.sampling.seed.wrapping_add(self.talk.siblings(answer).len() as u64);
-        let new = self.begin_answer(question, slot, seed);
         let prefix = self.prefill.take().unwrap_or_default();
-        self.request(new, slot, prefix);
+        self.request_beside(answer, seed, prefix);
     }
 
     fn continue_answer(&mut self) {
@@ -391,18 +387,27 @@ impl ChatScreen {
         }
         self.settle_comparison();
         let Some(answer) = self.answer() else { return self.error("there is no answer yet") };
-        let turn = self.talk.turn(answer);
-        let (Some(question), text) = (turn.parent, turn.text.clone()) else { return };
-        // The old answer stays as it was, with its model and what was said about it.
-        let slot = self.slot_of(answer);
-        if self.slots[slot].is_remote {
-            let name = self.slots[slot].name();
+        let slot = &self.slots[self.slot_of(answer)];
+        if slot.is_remote {
+            let name = slot.name();
             return self.error(format!(
                 "{name} is behind an endpoint, which begins answers by itself: /regen asks for another one"
             ));
         }
-        let longer = self.begin_answer(question, slot, self.sampling.seed);
-        self.request(longer, slot, text);
+        // The old answer stays as it was, with its model and what was said about it.
+        let text = self.talk.turn(answer).text.clone();
+        self.request_beside(answer, self.sampling.seed, text);
+    }
+
+    /// Asks for another answer beside `answer`, which is on the screen again if nothing comes of it.
+    fn request_beside(&mut self, answer: TurnId, seed: u64, prefix: String) {
+        let Some(question) = self.talk.turn(answer).parent else { return };
+        let slot = self.slot_of(answer);
+        let other = self.begin_answer(question, slot, seed);
+        self.request(other, slot, prefix);
+        if let Some(running) = self.running.back_mut() {
+            running.beside = Some(answer);
+        }
     }
 
     fn edit_turn(&mut self, arguments: &str) {

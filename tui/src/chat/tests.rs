@@ -696,6 +696,18 @@ fn an_endpoint_that_is_preferred_answers_again_and_writes_nothing_on() {
 }
 
 #[test]
+fn the_answer_that_was_there_returns_when_another_one_fails() {
+    let mut chat = Harness::new(&["a", "b"], true);
+    chat.say("q");
+    chat.answer("one");
+    chat.answer("two");
+    chat.say("/prefer a");
+    chat.say("/regen");
+    chat.model(ModelEvent::Failed { turn: 3, error: "no".to_owned() });
+    assert_eq!(chat.screen.talk.path(), [0, 1]);
+}
+
+#[test]
 fn the_tokens_of_an_answer_are_those_of_its_model() {
     let mut chat = Harness::new(&["sft", "ppo", "http://host/v1"], true);
     for (letter, slot) in [("b", Some(1)), ("c", None)] {
