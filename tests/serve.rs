@@ -1,8 +1,9 @@
 //! `serve`: a real server on loopback, asked over HTTP.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::process::{Child, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -451,4 +452,20 @@ fn weights_are_loaded_again_without_a_restart_and_a_signal_lets_replies_end() {
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("[DONE]"), "{rest}");
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}
+
+/// The script of the page runs under Node.js, with a document that the test makes.
+#[test]
+fn the_chat_page_keeps_what_is_typed_and_names_the_field_that_is_wrong() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut node = Command::new("node");
+    node.arg(root.join("tests/chat_page.mjs")).arg(root.join("serve/src/page/chat.js"));
+    let outcome = match node.output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            eprintln!("skipped: this system has no `node`, which runs the script of the chat page");
+            return;
+        }
+        outcome => outcome.unwrap(),
+    };
+    assert!(outcome.status.success(), "{}", String::from_utf8_lossy(&outcome.stderr));
 }
