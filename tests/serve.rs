@@ -13,7 +13,7 @@ use crate::harness::{Scratch, signal};
 use crate::inference::world;
 
 /// A running server.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     port: u16,
     /// Gives what the server wrote to stderr, once it has ended.
@@ -29,7 +29,7 @@ struct Answer {
 
 impl Server {
     /// Starts a server with the flags, and waits until its models are loaded.
-    fn start(scratch: &Scratch, flags: &[&str]) -> Self {
+    pub(crate) fn start(scratch: &Scratch, flags: &[&str]) -> Self {
         let words = [&["serve", "--port", "0"], flags].concat();
         let mut child = scratch.command(&words).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -487,9 +487,10 @@ fn a_draft_that_cannot_guess_is_refused_before_the_port_is_open() {
             "serve --model model --template chatml --port 0 --speculative-tokens 2 --draft-model {draft}"
         ))
     };
-    for (draft, code, words) in
-        [("nope", 3, ["--draft-model nope: ", "nope"]), ("judge", 2, ["judge", "reward model"])]
-    {
+    for (draft, code, words) in [
+        ("nope", 2, ["--draft-model nope: ", "there is no such folder"]),
+        ("judge", 2, ["judge", "reward model"]),
+    ] {
         let outcome = serve(draft);
         outcome.fails(code, &words);
         assert!(!outcome.stderr.contains("http://"), "{}", outcome.stderr);

@@ -8,7 +8,6 @@ use anyhow::Context;
 use inference::engine::{self, EngineOptions};
 use inference::scheduler::Order;
 use inference::session::load_tokenizer;
-use models::config::Config;
 use parallel::LocalRank;
 use serve::{Keys, LanguageModel, Limits, LoadedModel, Options, RewardModel, ServedModel};
 use text::number::counted;
@@ -153,7 +152,7 @@ fn default_name(given: &str) -> String {
 /// Loads a language model, or a reward model if the folder holds one.
 fn load(source: &ModelSource, speculation: &Speculation) -> Result<LoadedModel, serve::BoxError> {
     let load = || -> anyhow::Result<LoadedModel> {
-        if Config::from_folder(Path::new(&source.model))?.is_sequence_classification() {
+        if model_folder::find(&source.model)?.config()?.is_sequence_classification() {
             let (model, tokenizer) = session::scalar_model(source)?.into_parts()?;
             return Ok(LoadedModel::Reward(RewardModel { model, tokenizer }));
         }
