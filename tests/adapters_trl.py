@@ -100,7 +100,7 @@ def trl(folder, stage, tokenizer, pairs):
             {"input_ids": p["prompt"] + p["chosen"], "completion_mask": [0] * len(p["prompt"]) + [1] * len(p["chosen"])}
             for p in pairs]
         trainer = SFTTrainer(
-            model=model, args=SFTConfig(**common), train_dataset=Dataset.from_list(data), processing_class=tokenizer,
+            model=model, args=SFTConfig(**common, completion_only_loss=True), train_dataset=Dataset.from_list(data), processing_class=tokenizer,
             callbacks=[gradients])
     else:
         text = lambda ids: words(ids) + (" " if ids[-1] != 1 else "")

@@ -347,6 +347,19 @@ fn an_endpoint_answers_tasks_that_generate_and_is_asked_again_what_failed() {
     scratch.run(&folder).fails(2, &["--endpoint-timeout", "no model is behind an endpoint"]);
 }
 
+/// A line of the progress with a check mark would say that all is well.
+#[test]
+fn requests_that_an_endpoint_refuses_are_counted() {
+    let scratch = bench();
+    let server = ChatServer::start(|_, _| Reply::Status("400 Bad Request", ""));
+    let outcome = scratch.run(&format!(
+        "eval --model {} --include-path tasks.toml --limit 2 --tasks write --apply-chat-template --output out",
+        server.address
+    ));
+    outcome.fails(1, &["✗ 2 of 2 requests failed", "left 2 documents without an answer"]);
+    assert!(!outcome.stderr.contains('✓'), "{}", outcome.stderr);
+}
+
 /// An answer that is none is asked again, and is no wrong answer until then.
 #[test]
 fn an_empty_reply_of_an_endpoint_is_no_answer() {

@@ -214,6 +214,8 @@ fn a_judge_without_any_verdict_ends_with_1() {
     let empty = ChatServer::start(|_, _| Reply::Body("{\"choices\":[]}"));
     let outcome = scratch.run(&line("sft.jsonl", &empty));
     outcome.fails(1, &["left 2 of 2 turns of sft without a verdict", "no choice with a message"]);
+    outcome.fails(1, &["✗ 2 of 2 requests failed"]);
+    assert!(!outcome.stderr.contains('✓'), "{}", outcome.stderr);
     // No answer is kept: the same command asks both again.
     scratch.run(&line("sft.jsonl", &empty)).fails(1, &["left 2 of 2 turns"]);
     assert_eq!(empty.asked().len(), 4);

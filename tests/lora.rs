@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::harness::{Scratch, signal};
 use crate::ranks::{equals_one_process_with, worst};
+use crate::serve::Server;
 use crate::training::{copied, copy, json, metrics};
 
 /// Adapters of rank 4 on every linear layer.
@@ -148,6 +149,8 @@ fn every_command_takes_the_folder_of_an_adapter() {
     assert_eq!(file["peft_type"], "LORA");
     assert!(Path::new(file["base_model_name_or_path"].as_str().unwrap()).is_absolute());
     scratch.run("model info lora/final").succeeds();
+    // It returns when the model is loaded.
+    drop(Server::start(&scratch, &["--model", "lora"]));
 
     // Another stage goes on from the adapter, which is its own reference.
     let rows = "--set data.train=life/data/preference.parquet --set train.steps=3";

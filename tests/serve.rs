@@ -1,9 +1,10 @@
 //! `serve`: a real server on loopback, asked over HTTP.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::process::{Child, Stdio};
-use std::thread;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -12,9 +13,11 @@ use crate::harness::{Scratch, signal};
 use crate::inference::world;
 
 /// A running server.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     port: u16,
+    /// Gives what the server wrote to stderr, once it has ended.
+    errors: Option<JoinHandle<String>>,
 }
 
 /// An answer.
@@ -26,7 +29,7 @@ struct Answer {
 
 impl Server {
     /// Starts a server with the flags, and waits until its models are loaded.
-    fn start(scratch: &Scratch, flags: &[&str]) -> Self {
+    pub(crate) fn start(scratch: &Scratch, flags: &[&str]) -> Self {
         let words = [&["serve", "--port", "0"], flags].concat();
         let mut child = scratch.command(&words).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -35,8 +38,11 @@ impl Server {
         let address = line.split("http://127.0.0.1:").nth(1).unwrap_or_else(|| panic!("{line}"));
         let port = address.split('/').next().unwrap().parse().unwrap();
         // Nobody must wait for this server to be read.
-        thread::spawn(move || std::io::copy(&mut errors, &mut std::io::sink()));
-        let server = Self { child, port };
+        let errors = Some(thread::spawn(move || {
+            errors.read_to_string(&mut line).unwrap();
+            line
+        }));
+        let server = Self { child, port, errors };
         let deadline = Instant::now() + Duration::from_secs(60);
         while server.get("/health", "").status != 200 {
             assert!(Instant::now() < deadline, "the models are not loaded after a minute");
@@ -535,4 +541,42 @@ fn weights_are_loaded_again_without_a_restart_and_a_signal_lets_replies_end() {
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("[DONE]"), "{rest}");
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    let said = server.errors.take().unwrap().join().unwrap();
+    assert!(said.starts_with("the model model is being loaded; "), "{said}");
+    assert_eq!(said.matches("the weights of model are read\n").count(), 2, "{said}");
+    let end = "waits at most 30 seconds for those under way; a second signal ends them at once\nthe server has ended\n";
+    assert!(said.ends_with(end), "{said}");
+}
+
+/// The script of the page runs under Node.js, with a document that the test makes.
+#[test]
+fn the_chat_page_keeps_what_is_typed_and_names_the_field_that_is_wrong() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut node = Command::new("node");
+    node.arg(root.join("tests/chat_page.mjs")).arg(root.join("serve/src/page/chat.js"));
+    let outcome = match node.output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            eprintln!("skipped: this system has no `node`, which runs the script of the chat page");
+            return;
+        }
+        outcome => outcome.unwrap(),
+    };
+    assert!(outcome.status.success(), "{}", String::from_utf8_lossy(&outcome.stderr));
+}
+
+#[test]
+fn a_draft_that_cannot_guess_is_refused_before_the_port_is_open() {
+    let serve = |draft: &str| {
+        world().run(&format!(
+            "serve --model model --template chatml --port 0 --speculative-tokens 2 --draft-model {draft}"
+        ))
+    };
+    for (draft, code, words) in [
+        ("nope", 2, ["--draft-model nope: ", "there is no such folder"]),
+        ("judge", 2, ["judge", "reward model"]),
+    ] {
+        let outcome = serve(draft);
+        outcome.fails(code, &words);
+        assert!(!outcome.stderr.contains("http://"), "{}", outcome.stderr);
+    }
 }

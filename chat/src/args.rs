@@ -63,7 +63,7 @@ impl Cli {
     }
 
     fn read_from<T: Into<OsString> + Clone>(words: impl IntoIterator<Item = T>) -> Result<Self, clap::Error> {
-        let matches = home::expand(Self::command()).try_get_matches_from(words)?;
+        let matches = home::expand(count::explain(Self::command())).try_get_matches_from(words)?;
         Self::from_arg_matches(&matches).map_err(|error| error.format(&mut Self::command()))
     }
 }
@@ -263,6 +263,38 @@ mod tests {
         );
         let error = read("x demo --out=~nobody/demo").unwrap_err().to_string();
         assert!(error.contains("--out <DIR>") && error.contains("./~nobody/demo"), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_count_is_explained_in_plain_words() {
+        for words in [
+            "chat --model m --max-new-tokens",
+            "serve --model m --max-requests",
+            "eval --model m --tasks t --data d --endpoint-timeout",
+            "eval rm --model m --data d --limit",
+        ] {
+            let wrong = |value: &str| {
+                let words = words.split(' ').chain([value]);
+                Cli::read_from(["x"].into_iter().chain(words)).unwrap_err().to_string()
+            };
+            assert!(wrong("0").contains(": there must be at least 1\n"), "{}", wrong("0"));
+            assert!(wrong("two").contains(": give a whole number from 1 up\n"), "{}", wrong("two"));
+            let large = "99999999999999999999";
+            assert!(wrong(large).contains(": the number is too large\n"), "{}", wrong(large));
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_no_address_is_answered_with_what_to_give() {
+        let wrong = |host: &str| {
+            Cli::read_from(["x", "serve", "--model", "m", "--host", host]).unwrap_err().to_string()
+        };
+        assert!(wrong("localhost:80").contains("the port is a flag of its own, --port 80"));
+        assert!(wrong("127.0.0.1:80").contains("the port is a flag of its own, --port 80"));
+        for host in ["0.0.0.0/0", "gpu-machine", "", "localhost:http"] {
+            assert!(wrong(host).contains("0.0.0.0 for all of them"), "{}", wrong(host));
+        }
+        assert!(Cli::read_from(["x", "serve", "--model", "m", "--host", "::"]).is_ok());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Finds what a command can go on with in a folder: models, runs and files of rows.
 //!
 //! The search goes level by level and is bounded: [`DEPTH`] levels, [`ENTRIES`] entries. It follows no links,
-//! and skips hidden folders and `target`. What it cannot read it passes over, because nobody asked for that
+//! and skips hidden folders and source code. What it cannot read it passes over, because nobody asked for that
 //! file. It loads no weights, and does not read into the folder of a finished model.
 
 use std::collections::VecDeque;
@@ -24,6 +24,8 @@ const OPENED_FILES: usize = 24;
 
 /// The largest size of a file that describes a run, in bytes.
 const SMALL: u64 = 1 << 20;
+/// The file that makes a folder a package of Cargo.
+const PACKAGE: &str = "Cargo.toml";
 /// The command that runs every stage of a file.
 const PIPELINE: &str = "pipeline";
 
@@ -110,7 +112,7 @@ impl Nearby {
                 let path = below(&folder, &entry);
                 match entry.file_type() {
                     Ok(kind) if kind.is_dir() => {
-                        let goes_on = is_searched(&entry) && found.add_folder(&path);
+                        let goes_on = is_searched(&folder, &entry) && found.add_folder(&path);
                         if goes_on && depth < DEPTH {
                             waiting.push_back((path, depth + 1));
                         }
@@ -169,10 +171,13 @@ fn below(folder: &Path, entry: &DirEntry) -> PathBuf {
     if folder == Path::new(".") { entry.file_name().into() } else { entry.path() }
 }
 
-/// Whether a folder is worth a look. `target` holds what Cargo builds.
-fn is_searched(entry: &DirEntry) -> bool {
+/// Whether an entry of `folder`, a folder itself, is worth a look. A package of Cargo is source code: what lies in
+/// it, in `target` or beside the tests of the package around it is nobody's model.
+fn is_searched(folder: &Path, entry: &DirEntry) -> bool {
     let name = entry.file_name();
-    !name.as_encoded_bytes().starts_with(b".") && name != "target"
+    let is_package = |folder: &Path| folder.join(PACKAGE).is_file();
+    let is_source = name == "target" || (name == "tests" && is_package(folder)) || is_package(&entry.path());
+    !name.as_encoded_bytes().starts_with(b".") && !is_source
 }
 
 /// The run in a folder of a run.
@@ -276,6 +281,27 @@ mod tests {
         fs::create_dir_all(folder.path().join("life/rm/final")).unwrap();
         assert_eq!(runs(&Nearby::search(folder.path())), [("sft", false), ("rm", true), ("sft", false)]);
         assert!(!found.is_partial);
+    }
+
+    #[test]
+    fn the_fixtures_of_source_code_are_no_models_of_the_user() {
+        let folder = tree(&[
+            ("Cargo.toml", ""),
+            ("tests/golden/llama/config.json", LLAMA),
+            ("tests/golden/llama/model.safetensors", ""),
+            ("models/Cargo.toml", ""),
+            ("models/fixtures/config.json", LLAMA),
+            ("models/fixtures/model.safetensors", ""),
+            ("runs/tests/config.json", LLAMA),
+            ("runs/tests/model.safetensors", ""),
+        ]);
+        let found = |below: &str| {
+            let folder = folder.path().join(below);
+            names(&folder, Nearby::search(&folder).models.iter().map(|model| &model.path))
+        };
+        assert_eq!(found(""), ["runs/tests"]);
+        // Who stands in a package looks for models there.
+        assert_eq!(found("models"), ["fixtures"]);
     }
 
     #[test]

@@ -11,8 +11,10 @@ use crate::response_cache::ResponseCache;
 /// How far the requests to a model are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// Answered requests.
+    /// The requests that were asked, with or without an answer.
     pub done: usize,
+    /// Those of them that have no answer.
+    pub failed: usize,
     /// All requests.
     pub total: usize,
     /// The share of the work that is done, from 0 to 1, by the length of the requests.
@@ -80,6 +82,7 @@ impl RequestSet {
             costs.iter().zip(&answered).filter(|(_, done)| **done).map(|(cost, _)| cost).sum::<f64>();
         let mut progress = Progress {
             done: answered.iter().filter(|&&done| done).count(),
+            failed: 0,
             total: self.len(),
             share: before / whole,
             share_before: before / whole,
@@ -96,6 +99,7 @@ impl RequestSet {
                 for (place, response) in batch {
                     // A batch may hold requests that were answered before: the first answer stays.
                     if responses[place].is_none() {
+                        progress.failed += usize::from(matches!(response, Response::Failed { .. }));
                         responses[place] = Some(response);
                         done += costs[place];
                         progress.done += 1;

@@ -202,6 +202,8 @@ struct Running {
     turn: TurnId,
     /// The text with which it begins.
     prefix: String,
+    /// The answer that was on the screen when the user asked for another one.
+    beside: Option<TurnId>,
     numbers: Numbers,
 }
 
@@ -349,12 +351,12 @@ impl ChatScreen {
         &self.id
     }
 
-    /// Whether this answer is asked for and not complete.
     /// The numbers that are shown: of several answers at once, those of the first one that has not ended.
     fn numbers(&self) -> Numbers {
         self.running.front().map_or(self.progress.numbers, |running| running.numbers)
     }
 
+    /// Whether this answer is asked for and not complete.
     fn is_running(&self, turn: TurnId) -> bool {
         self.running.iter().any(|running| running.turn == turn)
     }
@@ -388,6 +390,14 @@ impl ChatScreen {
     fn answer(&self) -> Option<TurnId> {
         let selected = self.selected.filter(|&id| self.talk.turn(id).role == Role::Assistant);
         selected.or_else(|| self.talk.last(Role::Assistant))
+    }
+
+    /// The slot that works on an answer that is there: the one that wrote it while several models answer,
+    /// otherwise the current one, which the user chose.
+    fn slot_of(&self, answer: TurnId) -> usize {
+        let wrote = |slot: &Slot| Some(&slot.path) == self.talk.turn(answer).model.as_ref();
+        let author = self.slots.iter().position(wrote).filter(|_| self.compare.is_some());
+        author.unwrap_or(self.current)
     }
 
     /// Asks for the answers of `question`: one by the current model, or one by each model of a comparison.
@@ -445,7 +455,7 @@ impl ChatScreen {
         if self.running.is_empty() {
             self.progress = Progress::default();
         }
-        self.running.push_back(Running { turn, prefix, numbers: Numbers::default() });
+        self.running.push_back(Running { turn, prefix, beside: None, numbers: Numbers::default() });
         self.selected = None;
         self.transcript.follow();
     }

@@ -23,7 +23,7 @@ use ratatui::text::Line;
 
 use crate::terminal::{Every, Layout, Mode, paint};
 use rate::Rate;
-use stage::{Stage, fit};
+use stage::{Outcome, Stage, fit};
 
 /// Time between two redraws of the live block.
 const FRAME: Duration = Duration::from_millis(100);
@@ -146,12 +146,17 @@ impl<W: Write> Progress<W> {
 
     /// Ends the stage and leaves a one-line summary. Does nothing without a stage.
     pub fn finish(&mut self) -> io::Result<()> {
-        self.end(None)
+        self.end(Outcome::Done)
+    }
+
+    /// Ends the stage, `failed` steps of which came to nothing, and leaves a one-line summary.
+    pub fn finish_with_failures(&mut self, failed: u64) -> io::Result<()> {
+        self.end(if failed == 0 { Outcome::Done } else { Outcome::Failures(failed) })
     }
 
     /// Ends the stage early and leaves one line with the reason.
     pub fn fail(&mut self, reason: &str) -> io::Result<()> {
-        self.end(Some(&text::single_line(reason)))
+        self.end(Outcome::Stopped(&text::single_line(reason)))
     }
 
     /// Returns the sink. A running stage stays on the screen as last written.
@@ -165,10 +170,10 @@ impl<W: Write> Progress<W> {
         if self.stages > 1 { format!("[{}/{}] {name}", self.begun, self.stages) } else { name }
     }
 
-    fn end(&mut self, failure: Option<&str>) -> io::Result<()> {
+    fn end(&mut self, outcome: Outcome<'_>) -> io::Result<()> {
         let Some(stage) = self.stage.take() else { return Ok(()) };
         let now = (self.clock)();
-        self.keep(&stage.summary(now, failure))
+        self.keep(&stage.summary(now, outcome))
     }
 
     fn write_if_due(&mut self, now: Duration) -> io::Result<()> {

@@ -1,6 +1,40 @@
-//! The bounds of flags that count threads and processes.
+//! The bounds of flags that count.
 
+use std::any::TypeId;
+use std::num::{IntErrorKind, NonZeroU64, NonZeroUsize, ParseIntError};
+use std::str::FromStr;
+
+use clap::{Arg, Command};
 use parallel::launch;
+
+/// Lets every argument of a command, and of all commands below it, that must not be zero say so in plain
+/// words. Such an argument is known by its type.
+pub(super) fn explain(command: Command) -> Command {
+    command.mut_args(explain_argument).mut_subcommands(explain)
+}
+
+fn explain_argument(argument: Arg) -> Arg {
+    let kind = argument.get_value_parser().type_id();
+    if kind == TypeId::of::<NonZeroUsize>() {
+        argument.value_parser(at_least_one::<NonZeroUsize>)
+    } else if kind == TypeId::of::<NonZeroU64>() {
+        argument.value_parser(at_least_one::<NonZeroU64>)
+    } else {
+        argument
+    }
+}
+
+/// A whole number from 1 up.
+fn at_least_one<T: FromStr<Err = ParseIntError>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: ParseIntError| {
+        let problem = match error.kind() {
+            IntErrorKind::Zero => "there must be at least 1",
+            IntErrorKind::PosOverflow => "the number is too large",
+            _ => "give a whole number from 1 up",
+        };
+        problem.to_owned()
+    })
+}
 
 /// Threads of one operation. How many there may be depends on the processes of the job.
 pub(super) fn threads(text: &str) -> Result<usize, String> {

@@ -26,7 +26,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) template: Option<String>,
     /// The address on which the server listens.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host)]
     pub(crate) host: IpAddr,
     /// The port; 0 takes a free one.
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
@@ -49,4 +49,18 @@ pub(crate) struct ServeArgs {
     /// The most seconds that requests may go on after the first signal to stop.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain: u64,
+}
+
+/// The IP address of an interface of this machine.
+fn host(text: &str) -> Result<IpAddr, String> {
+    text.parse().map_err(|_| {
+        let address = "give the IP address of an interface of this machine, such as 127.0.0.1 or 192.168.0.2, or \
+                       0.0.0.0 for all of them";
+        match text.rsplit_once(':') {
+            Some((_, port)) if port.parse::<u16>().is_ok() => {
+                format!("the port is a flag of its own, --port {port}; here {address}")
+            }
+            _ => address.to_owned(),
+        }
+    })
 }

@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Context;
 use inference::engine::{self, EngineOptions};
 use inference::scheduler::Order;
 use inference::session::load_tokenizer;
-use models::config::Config;
 use parallel::LocalRank;
 use serve::{Keys, LanguageModel, Limits, LoadedModel, Options, RewardModel, ServedModel};
+use text::number::counted;
 
 use crate::args::ServeArgs;
 use crate::config::ConfigError;
@@ -49,15 +50,36 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<()> {
 
     let _graceful = interrupt::enter_graceful();
     let on_bound = |address| print_stderr(&welcome(address, &names, has_keys));
-    Ok(serve::run(models, options, interrupt::is_stop_requested, on_bound)?)
+    let drain = arguments.drain;
+    // The server asks until the answer is yes, so the line appears once.
+    let should_stop = move || {
+        let stops = interrupt::is_stop_requested();
+        if stops {
+            print_stderr(&farewell(drain));
+        }
+        stops
+    };
+    serve::run(models, options, should_stop, on_bound)?;
+    print_stderr("the server has ended");
+    Ok(())
+}
+
+/// What a user sees after the first signal, with the seconds that requests may still take.
+fn farewell(drain: u64) -> String {
+    format!(
+        "the server stops: it takes no new requests, and waits at most {} for those under way; a second signal ends \
+         them at once",
+        counted(drain, "second")
+    )
 }
 
 /// What a user sees once the port is open.
 fn welcome(address: SocketAddr, names: &[String], has_keys: bool) -> String {
     let key = if has_keys { " -H \"Authorization: Bearer $KEY\"" } else { "" };
     let name = &names[0];
+    let (noun, verb) = if names.len() == 1 { ("model", "is") } else { ("models", "are") };
     format!(
-        "the models {} are being loaded; the chat page is at http://{address}/\n\
+        "the {noun} {} {verb} being loaded; the chat page is at http://{address}/\n\
          curl http://{address}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n  \
          -d '{{\"model\": \"{name}\", \"messages\": [{{\"role\": \"user\", \"content\": \"What is 3 + 4?\"}}]}}'",
         names.join(", ")
@@ -66,6 +88,7 @@ fn welcome(address: SocketAddr, names: &[String], has_keys: bool) -> String {
 
 /// The models with their names, of which no two are the same.
 fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
+    arguments.speculation.draft_model.as_deref().map_or(Ok(()), check_draft)?;
     let mut models: Vec<ServedModel> = Vec::new();
     for given in &arguments.model {
         let (name, folder) = match given.split_once('=') {
@@ -95,12 +118,29 @@ fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
         let speculation = arguments.speculation.speculation(&source);
         let load = move || {
             let loaded = load(&source, &speculation)?;
-            print_stderr(&format!("the model {told} is loaded"));
+            // Its engine is made next, which may fail: the paths /health and /v1/models tell when it is ready.
+            print_stderr(&format!("the weights of {told} are read"));
             Ok(loaded)
         };
         models.push(ServedModel { name, load: Box::new(load) });
     }
     Ok(models)
+}
+
+/// Refuses a draft model that cannot guess tokens, as far as its files tell.
+fn check_draft(given: &str) -> anyhow::Result<()> {
+    let is_reward_model = || -> anyhow::Result<bool> {
+        let found = model_folder::find(given)?;
+        found.check_weights()?;
+        Ok(found.config()?.is_sequence_classification())
+    };
+    let argument = format!("--draft-model {given}");
+    if is_reward_model().context(argument.clone())? {
+        let problem =
+            "this is a reward model, which writes no tokens: give a small language model".to_owned();
+        return Err(ConfigError::Argument { argument, problem }.into());
+    }
+    Ok(())
 }
 
 /// The name of a model whose user gave none: what tells its folder apart, or the hub name.
@@ -112,7 +152,7 @@ fn default_name(given: &str) -> String {
 /// Loads a language model, or a reward model if the folder holds one.
 fn load(source: &ModelSource, speculation: &Speculation) -> Result<LoadedModel, serve::BoxError> {
     let load = || -> anyhow::Result<LoadedModel> {
-        if Config::from_folder(Path::new(&source.model))?.is_sequence_classification() {
+        if model_folder::find(&source.model)?.config()?.is_sequence_classification() {
             let (model, tokenizer) = session::scalar_model(source)?.into_parts()?;
             return Ok(LoadedModel::Reward(RewardModel { model, tokenizer }));
         }

@@ -13,6 +13,8 @@ use super::Candidate;
 pub(crate) struct RequestProgress {
     display: tui::progress::Progress<Stderr>,
     round: Option<String>,
+    /// The requests of the round that have no answer.
+    failed: usize,
     /// Whether a model behind an endpoint answers in all rounds.
     asks_endpoint: bool,
 }
@@ -23,7 +25,7 @@ impl RequestProgress {
         let mode = Mode::detect(std::io::stderr().is_terminal(), &Environment::read());
         let mut display = tui::progress::Progress::new(std::io::stderr(), mode);
         display.call_steps("request");
-        Self { display, round: None, asks_endpoint: false }
+        Self { display, round: None, failed: 0, asks_endpoint: false }
     }
 
     /// A display of the requests to one model.
@@ -35,12 +37,20 @@ impl RequestProgress {
     pub(crate) fn show(&mut self, round: &str, state: Progress) {
         // A closed stderr does not stop the work.
         let _ = if self.round.as_deref() == Some(round) {
-            self.display.update(state.done as u64, &[("share", state.share)])
+            self.failed = state.failed;
+            let figures = [("share", state.share), ("failed", state.failed as f64)];
+            let shown = if state.failed > 0 { &figures[..] } else { &figures[..1] };
+            self.display.update(state.done as u64, shown)
         } else {
-            self.round = Some(round.to_owned());
-            let started = self.display.start_at(round, state.total as u64, state.done as u64);
-            started.and_then(|()| self.tell_earlier(round, state))
+            self.begin(round, state)
         };
+    }
+
+    fn begin(&mut self, round: &str, state: Progress) -> std::io::Result<()> {
+        self.display.finish_with_failures(self.failed as u64)?;
+        (self.round, self.failed) = (Some(round.to_owned()), state.failed);
+        self.display.start_at(round, state.total as u64, state.done as u64)?;
+        self.tell_earlier(round, state)
     }
 
     /// Says how many answers an earlier run has given.
@@ -56,7 +66,7 @@ impl RequestProgress {
     /// Ends the display with what came of the requests.
     pub(crate) fn end<T, E: Display>(mut self, outcome: &Result<T, E>) {
         let _ = match outcome {
-            Ok(_) => self.display.finish(),
+            Ok(_) => self.display.finish_with_failures(self.failed as u64),
             Err(error) => self.display.fail(&error.to_string()),
         };
     }

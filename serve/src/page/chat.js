@@ -24,6 +24,13 @@ function addTurn(role, text) {
   return turn;
 }
 
+// Says what is wrong with a field, and goes there. It stays marked until it is changed.
+function pointAt(id, text) {
+  showStatus(text, true);
+  element(id).setAttribute("aria-invalid", "true");
+  element(id).focus();
+}
+
 async function errorOf(response) {
   try {
     return (await response.json()).error.message;
@@ -32,15 +39,50 @@ async function errorOf(response) {
   }
 }
 
+// Throws what is wrong with a response, with the field that can mend it.
+async function check(response) {
+  if (response.ok) return;
+  const error = new Error(await errorOf(response));
+  if (response.status === 401) {
+    const given = element("key").value.trim();
+    error.message = given ? "Key: the server does not know this one" : "Key: the server wants one, in the field at the top";
+    error.field = "key";
+  }
+  throw error;
+}
+
+function showError(error) {
+  if (error.field) pointAt(error.field, error.message);
+  else showStatus(error.message, true);
+}
+
+// Lists the models that can chat. While some are being loaded, their kind may not be known, so they are
+// listed again later.
 async function loadModels() {
-  const response = await fetch("/v1/models", { headers: headers() });
-  if (!response.ok) {
-    showStatus(await errorOf(response), true);
+  let models;
+  try {
+    const response = await fetch("/v1/models", { headers: headers() });
+    await check(response);
+    models = (await response.json()).data;
+  } catch (error) {
+    showError(error);
     return;
   }
-  const names = (await response.json()).data.map((model) => model.id);
+  const names = models.filter((model) => model.kind !== "reward").map((model) => model.id);
+  const chosen = element("model").value;
   element("model").replaceChildren(...names.map((name) => new Option(name, name)));
-  showStatus("");
+  if (names.includes(chosen)) element("model").value = chosen;
+  const isLoading = models.some((model) => model.max_model_len === undefined);
+  if (isLoading) setTimeout(loadModels, 2000);
+  if (!controller) showStatus(isLoading ? "the models are being loaded …" : "");
+}
+
+// The temperature; nothing if the field does not hold one.
+function readTemperature() {
+  const { value, min, max } = element("temperature");
+  const isInside = value !== "" && Number(value) >= Number(min) && Number(value) <= Number(max);
+  if (isInside) return Number(value);
+  pointAt("temperature", `Temperature: give a number from ${min} to ${max}`);
 }
 
 // Calls onEvent with the data of each server-sent event.
@@ -58,13 +100,13 @@ async function readEvents(response, onEvent) {
   }
 }
 
-async function reply() {
+async function reply(temperature) {
   const body = {
     model: element("model").value,
     messages,
     stream: true,
     stream_options: { include_usage: true },
-    temperature: Number(element("temperature").value),
+    temperature,
   };
   const started = performance.now();
   const response = await fetch("/v1/chat/completions", {
@@ -73,7 +115,7 @@ async function reply() {
     body: JSON.stringify(body),
     signal: controller.signal,
   });
-  if (!response.ok) throw new Error(await errorOf(response));
+  await check(response);
   const turn = addTurn("assistant", "");
   const message = { role: "assistant", content: "" };
   messages.push(message);
@@ -92,21 +134,22 @@ async function reply() {
   });
 }
 
-async function send(text) {
+async function send(text, temperature) {
   messages.push({ role: "user", content: text });
   const turn = addTurn("user", text);
   controller = new AbortController();
   element("send").textContent = "Stop";
   showStatus("writing …");
   try {
-    await reply();
+    await reply(temperature);
   } catch (error) {
-    showStatus(error.name === "AbortError" ? "stopped" : error.message, error.name !== "AbortError");
+    if (error.name === "AbortError") showStatus("stopped");
+    else showError(error);
     // A message without an answer goes back to where it was written.
     if (messages.at(-1)?.role === "user") {
       messages.pop();
       turn.remove();
-      element("text").value ||= text;
+      element("text").value = [text, element("text").value].filter(Boolean).join("\n");
     }
   }
   controller = null;
@@ -115,20 +158,35 @@ async function send(text) {
 
 element("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  const text = element("text").value.trim();
   if (controller) {
     controller.abort();
-  } else if (text) {
-    element("text").value = "";
-    send(text);
+    return;
   }
+  const text = element("text").value.trim();
+  if (!text) return;
+  if (!element("model").value) {
+    pointAt("model", "Model: the server has none that can chat");
+    return;
+  }
+  const temperature = readTemperature();
+  if (temperature === undefined) return;
+  element("text").value = "";
+  send(text, temperature);
 });
+// Enter sends. While a reply is written the text stays where it is: whoever types on means no stop.
 element("text").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
-    element("form").requestSubmit();
+    if (controller) showStatus("a reply is being written: Esc or the button Stop ends it");
+    else element("form").requestSubmit();
   }
 });
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") controller?.abort();
+});
+for (const id of ["key", "temperature", "model"]) {
+  element(id).addEventListener("input", () => element(id).removeAttribute("aria-invalid"));
+}
 element("new").addEventListener("click", () => {
   controller?.abort();
   messages.length = 0;

@@ -375,14 +375,10 @@ impl ChatScreen {
         }
         self.settle_comparison();
         let Some(answer) = self.answer() else { return self.error("there is no answer yet") };
-        let turn = self.talk.turn(answer);
-        let Some(question) = turn.parent else { return };
-        let slot = self.current;
         // Another seed, so that the answer may differ.
         let seed = self.sampling.seed.wrapping_add(self.talk.siblings(answer).len() as u64);
-        let new = self.begin_answer(question, slot, seed);
         let prefix = self.prefill.take().unwrap_or_default();
-        self.request(new, slot, prefix);
+        self.request_beside(answer, seed, prefix);
     }
 
     fn continue_answer(&mut self) {
@@ -391,11 +387,27 @@ impl ChatScreen {
         }
         self.settle_comparison();
         let Some(answer) = self.answer() else { return self.error("there is no answer yet") };
-        let turn = self.talk.turn(answer);
-        let (Some(question), text) = (turn.parent, turn.text.clone()) else { return };
+        let slot = &self.slots[self.slot_of(answer)];
+        if slot.is_remote {
+            let name = slot.name();
+            return self.error(format!(
+                "{name} is behind an endpoint, which begins answers by itself: /regen asks for another one"
+            ));
+        }
         // The old answer stays as it was, with its model and what was said about it.
-        let longer = self.begin_answer(question, self.current, self.sampling.seed);
-        self.request(longer, self.current, text);
+        let text = self.talk.turn(answer).text.clone();
+        self.request_beside(answer, self.sampling.seed, text);
+    }
+
+    /// Asks for another answer beside `answer`, which is on the screen again if nothing comes of it.
+    fn request_beside(&mut self, answer: TurnId, seed: u64, prefix: String) {
+        let Some(question) = self.talk.turn(answer).parent else { return };
+        let slot = self.slot_of(answer);
+        let other = self.begin_answer(question, slot, seed);
+        self.request(other, slot, prefix);
+        if let Some(running) = self.running.back_mut() {
+            running.beside = Some(answer);
+        }
     }
 
     fn edit_turn(&mut self, arguments: &str) {
@@ -520,7 +532,7 @@ impl ChatScreen {
         let messages =
             if is_answer { self.talk.messages_before(head) } else { self.talk.messages_to(Some(head)) };
         let prefix = self.prefill.clone().unwrap_or_default();
-        let (slot, sampling, policy) = (self.current, self.sampling, self.policy);
+        let (slot, sampling, policy) = (self.slot_of(head), self.sampling, self.policy);
         self.effects.push(Effect::Prompt(Request { turn: head, slot, messages, prefix, sampling, policy }));
     }
 

@@ -102,16 +102,16 @@ impl ChatScreen {
     /// A failed answer. What arrived of it stays.
     fn failed(&mut self, turn: TurnId, error: &str) {
         let place = self.running.iter().position(|running| running.turn == turn);
-        let prefix = place.and_then(|place| self.running.remove(place)).map(|running| {
+        let ended = place.and_then(|place| self.running.remove(place)).map(|running| {
             self.progress.numbers = running.numbers;
-            running.prefix
+            (running.prefix, running.beside)
         });
         if !self.has(turn) {
             return;
         }
         self.error(error);
 
-        let prefix = prefix.unwrap_or_default();
+        let (prefix, beside) = ended.unwrap_or_default();
         let answer = self.talk.turn_mut(turn);
         answer.finish = Some("failed".to_owned());
         if answer.text == prefix {
@@ -124,20 +124,22 @@ impl ChatScreen {
         let group = self.compare.as_ref().map(|compare| compare.group.clone()).unwrap_or_default();
         let is_open = |&id: &TurnId| self.is_running(id) || !self.talk.turn(id).text.is_empty();
         if self.talk.turn(turn).text.is_empty() && !(group.contains(&turn) && group.iter().any(is_open)) {
-            self.take_back(turn, prefix);
+            self.take_back(turn, prefix, beside);
         }
         self.save();
     }
 
-    /// Leaves an answer of which nothing came: for another answer to the same message, or else the message
-    /// returns to the input, with the beginning that the answer was to have.
-    fn take_back(&mut self, turn: TurnId, prefix: String) {
+    /// Leaves an answer of which nothing came: for the one that was there before, for another answer to the same
+    /// message, or else the message returns to the input, with the beginning that the answer was to have.
+    fn take_back(&mut self, turn: TurnId, prefix: String, beside: Option<TurnId>) {
         if let Some(compare) = &mut self.compare {
             compare.group.clear();
         }
         let Some(question) = self.talk.turn(turn).parent else { return };
         let siblings = self.talk.siblings(turn);
-        if let Some(&other) = siblings.iter().rev().find(|&&id| !self.talk.turn(id).text.is_empty()) {
+        let is_there = |id: &TurnId| !self.talk.turn(*id).text.is_empty();
+        let newest_first = siblings.into_iter().rev();
+        if let Some(other) = beside.into_iter().chain(newest_first).find(is_there) {
             return self.talk.go_below(other);
         }
 

@@ -219,9 +219,16 @@ impl ChatScreen {
 
     pub(super) fn tokens(&mut self, against: Against) {
         let Some(turn) = self.judged() else { return };
+        let slot = self.slot_of(turn);
+        if self.slots[slot].is_remote {
+            let name = self.slots[slot].name();
+            return self.error(format!(
+                "{name} is behind an endpoint: only a model on this machine tells the probabilities of its tokens"
+            ));
+        }
         let messages = self.talk.messages_to(Some(turn));
         let ends = self.talk.turn(turn).finish.as_deref() == Some("stop");
-        self.effects.push(Effect::Tokens { slot: self.current, messages, against, ends });
+        self.effects.push(Effect::Tokens { slot, messages, against, ends });
     }
 
     fn written(&mut self, what: &str) {

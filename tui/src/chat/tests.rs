@@ -657,6 +657,77 @@ fn a_longer_answer_stands_beside_the_one_that_was_cut() {
 }
 
 #[test]
+fn the_model_of_the_preferred_answer_writes_it_on_and_again() {
+    let models = ["runs/sft/final", "runs/ppo/final"];
+    let mut chat = Harness::new(&models, true);
+    chat.say("q");
+    chat.answer("from a");
+    chat.answer("from b");
+    chat.say("/prefer b");
+    chat.say("/continue");
+    chat.answer(" and on");
+    chat.say("/good");
+    chat.say("/regen");
+    chat.answer("again");
+    let asked: Vec<(usize, &str)> =
+        chat.requests().into_iter().map(|request| (request.slot, request.prefix.as_str())).collect();
+    assert_eq!(asked[2..], [(1, "from b"), (1, "")]);
+    let Verdict::Thumb { answer, good: true } = &chat.judgements()[1].verdict else { panic!() };
+    assert_eq!((answer.text.as_str(), answer.model.as_deref()), ("from b and on", Some(models[1])));
+    // From an answer of the other model, that one goes on.
+    chat.say("/prefer a");
+    chat.say("/regen");
+    assert_eq!(chat.requests()[4].slot, 0);
+}
+
+#[test]
+fn an_endpoint_that_is_preferred_answers_again_and_writes_nothing_on() {
+    let mut chat = Harness::new(&["sft", "http://host/v1"], true);
+    chat.say("q");
+    chat.answer("from a");
+    chat.answer("from b");
+    chat.say("/prefer b");
+    chat.say("/continue");
+    assert_eq!(chat.requests().len(), 2);
+    let frame = chat.frame(120, 24);
+    assert!(frame.contains("host/v1 is behind an endpoint, which begins answers by itself"), "{frame}");
+    chat.say("/regen");
+    assert_eq!(chat.requests()[2].slot, 1);
+}
+
+#[test]
+fn the_answer_that_was_there_returns_when_another_one_fails() {
+    let mut chat = Harness::new(&["a", "b"], true);
+    chat.say("q");
+    chat.answer("one");
+    chat.answer("two");
+    chat.say("/prefer a");
+    chat.say("/regen");
+    chat.model(ModelEvent::Failed { turn: 3, error: "no".to_owned() });
+    assert_eq!(chat.screen.talk.path(), [0, 1]);
+}
+
+#[test]
+fn the_tokens_of_an_answer_are_those_of_its_model() {
+    let mut chat = Harness::new(&["sft", "ppo", "http://host/v1"], true);
+    for (letter, slot) in [("b", Some(1)), ("c", None)] {
+        chat.say("q");
+        for answer in ["one", "two", "three"] {
+            chat.answer(answer);
+        }
+        chat.say(&format!("/prefer {letter}"));
+        chat.effects.clear();
+        chat.say("/kl");
+        let asked = chat.effects.iter().find_map(|effect| match effect {
+            Effect::Tokens { slot, .. } => Some(*slot),
+            _ => None,
+        });
+        assert_eq!(asked, slot);
+    }
+    assert!(chat.frame(120, 24).contains("host/v1 is behind an endpoint"), "{}", chat.frame(120, 24));
+}
+
+#[test]
 fn the_order_of_a_blind_comparison_differs_from_session_to_session() {
     let firsts: Vec<usize> = (0..64).map(|number| shuffled(2, mixed(&format!("s{number}"), 1))[0]).collect();
     let ones = firsts.iter().filter(|&&first| first == 1).count();

@@ -18,6 +18,17 @@ const TRACE: usize = 24;
 /// Largest number of metric rows in a block.
 const METRIC_ROWS: usize = 3;
 
+/// How a stage has ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Outcome<'a> {
+    /// All its steps are done.
+    Done,
+    /// All its steps are over, and so many of them came to nothing.
+    Failures(u64),
+    /// It ended early, for this sanitized reason.
+    Stopped(&'a str),
+}
+
 /// The state of the running stage.
 #[derive(Debug)]
 pub(super) struct Stage {
@@ -148,16 +159,17 @@ impl Stage {
         Line::from(spans)
     }
 
-    /// The summary line of a finished stage. `failure` is the sanitized reason if it ended early.
-    pub(super) fn summary(&self, now: Duration, failure: Option<&str>) -> Line<'static> {
+    /// The summary line of a stage that has ended.
+    pub(super) fn summary(&self, now: Duration, outcome: Outcome<'_>) -> Line<'static> {
         let elapsed = number::duration(self.elapsed(now));
+        let done = number::counted(self.step, self.unit);
         let mut spans = vec![self.label.clone().bold(), "  ".into()];
-        match failure {
-            None => {
-                let done = number::counted(self.step, self.unit);
-                spans.extend(["✓".green(), format!(" {done} in {elapsed}").into()]);
+        match outcome {
+            Outcome::Done => spans.extend(["✓".green(), format!(" {done} in {elapsed}").into()]),
+            Outcome::Failures(failed) => {
+                spans.extend(["✗".red(), format!(" {failed} of {done} failed, in {elapsed}").into()]);
             }
-            Some(reason) => {
+            Outcome::Stopped(reason) => {
                 let place = format!(" stopped at {}/{} after {elapsed}: {reason}", self.step, self.total);
                 spans.extend(["✗".red(), place.into()]);
             }

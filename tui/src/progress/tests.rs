@@ -100,6 +100,20 @@ fn a_finished_stage_leaves_one_line() {
 }
 
 #[test]
+fn a_stage_with_failures_says_how_many_and_is_not_ticked_off() {
+    let (mut progress, time) = live(60);
+    progress.call_steps("request");
+    for (stage, failed) in [("m", 100), ("n", 0)] {
+        progress.start(stage, 100).unwrap();
+        time.pass(2_000);
+        progress.update(100, &[]).unwrap();
+        progress.finish_with_failures(failed).unwrap();
+    }
+    let lines = ["m  ✗ 100 of 100 requests failed, in 2.0s", "n  ✓ 100 requests in 2.0s"];
+    assert_eq!(screen(&progress, 60), lines);
+}
+
+#[test]
 fn at_most_ten_frames_a_second_but_the_state_is_not_lost() {
     let (mut progress, time) = live(80);
     progress.start("sft", 2000).unwrap();

@@ -10,6 +10,7 @@ use text::number;
 use crate::args::RunsLsArgs;
 use crate::config::ConfigError;
 use crate::console::{print, print_stderr, table};
+use crate::own_folder::{self, FolderKind};
 use crate::run_data::{RunData, folder_bytes, modified_seconds};
 use crate::run_reader::is_run_folder;
 
@@ -57,7 +58,7 @@ impl Search {
             return;
         }
         self.left -= 1;
-        if is_run_folder(folder) {
+        if is_run_folder(folder) && is_marked(folder) {
             self.found.push(folder.to_owned());
             return;
         }
@@ -72,6 +73,12 @@ impl Search {
             self.look(path, depth - 1);
         }
     }
+}
+
+/// Whether the marker of a folder says that a run made it. Nobody named the folder, and others have files with the
+/// names of ours. A marker that this version cannot read may be that of a run.
+fn is_marked(folder: &Path) -> bool {
+    own_folder::kind(folder).map_or(true, |kind| kind == Some(FolderKind::Run))
 }
 
 fn row(run: &RunData) -> Vec<String> {

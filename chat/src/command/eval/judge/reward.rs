@@ -56,7 +56,7 @@ impl RewardJudge {
 
         let mut scores = Vec::with_capacity(rows.len());
         for chunk in rows.chunks(BATCH) {
-            on_progress(progress(scores.len(), rows.len()));
+            on_progress(progress(&scores, rows.len()));
             let ids: Vec<&[i64]> = chunk.iter().flatten().map(Vec::as_slice).collect();
             let found = match ids.as_slice() {
                 [] => Vec::new(),
@@ -68,7 +68,7 @@ impl RewardJudge {
                 scores.push(score.map_err(Clone::clone));
             }
         }
-        on_progress(progress(scores.len(), rows.len()));
+        on_progress(progress(&scores, rows.len()));
         Ok(scores)
     }
 
@@ -119,9 +119,10 @@ impl RewardJudge {
     }
 }
 
-fn progress(done: usize, total: usize) -> Progress {
+fn progress(scores: &[Score], total: usize) -> Progress {
+    let (done, failed) = (scores.len(), scores.iter().filter(|score| score.is_err()).count());
     let share = done as f64 / total.max(1) as f64;
-    Progress { done, total, share, share_before: 0.0, elapsed: Duration::ZERO }
+    Progress { done, failed, total, share, share_before: 0.0, elapsed: Duration::ZERO }
 }
 
 /// Whether PPO trained the model of a folder on this reward model, as the saved configuration of its run
