@@ -131,6 +131,7 @@ fn comments_name_their_nouns() {
         "serve",
         "rlhf",
         "eval",
+        "gguf",
         "text",
         "tui",
         "chat",
