@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 seconds=${SECONDS_EACH:-60}
-targets=${TARGETS:-jsonl parquet template safetensors config_json tokenizer_json}
+targets=${TARGETS:-jsonl parquet template safetensors config_json tokenizer_json gguf}
 export LD_LIBRARY_PATH="$PWD/.libtorch/lib"
 export RUSTC_BOOTSTRAP=1    # cargo-fuzz asks for instrumentation that the stable compiler has behind this switch
 
@@ -20,6 +20,8 @@ cat > "$seeds/config.json" <<'END'
  "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true}
 END
 "$program" model init "$seeds/config.json" --tokenizer "$seeds/tokenizer" --out "$seeds/model" 2> /dev/null
+"$program" model export "$seeds/model" --gguf "$seeds/model.gguf" 2> /dev/null
+"$program" model export "$seeds/model" --gguf "$seeds/model-q8_0.gguf" --dtype q8_0 2> /dev/null
 
 for target in $targets; do
     corpus=fuzz/corpus/$target
@@ -30,6 +32,7 @@ for target in $targets; do
         template) cp fuzz/seeds/*.jinja "$corpus" ;;
         safetensors) cp "$seeds/model/model.safetensors" "$corpus" ;;
         config_json) cp "$seeds/model/config.json" fuzz/seeds/*.config.json "$corpus" ;;
+        gguf) cp "$seeds"/*.gguf "$corpus" ;;
         tokenizer_json) cp "$seeds/tokenizer/tokenizer.json" "$corpus" ;;
     esac
     echo "== $target, $seconds s"

@@ -12,7 +12,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// The roots of the crates.
-const ROOTS: [&str; 13] = [
+const ROOTS: [&str; 14] = [
     "parallel/sys/src/lib.rs",
     "parallel/src/lib.rs",
     "gemini/src/lib.rs",
@@ -22,6 +22,7 @@ const ROOTS: [&str; 13] = [
     "datasets/src/lib.rs",
     "rlhf/src/lib.rs",
     "eval/src/lib.rs",
+    "gguf/src/lib.rs",
     "text/src/lib.rs",
     "tui/src/lib.rs",
     "chat/src/main.rs",

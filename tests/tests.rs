@@ -100,3 +100,6 @@ mod watch;
 
 // Adapters on frozen models.
 mod lora;
+
+// Models as files of llama.cpp.
+mod gguf;

@@ -25,8 +25,8 @@ pub(crate) use eval::{
     EvalShowArgs, JudgeMode,
 };
 pub(crate) use model::{
-    BatchArgs, GenerateArgs, ModelArgs, ModelCommand, ModelInfoArgs, ModelInitArgs, ModelMergeArgs,
-    SamplingArgs, SpeculationArgs,
+    BatchArgs, GenerateArgs, GgufDtype, ModelArgs, ModelCommand, ModelExportArgs, ModelImportArgs,
+    ModelInfoArgs, ModelInitArgs, ModelMergeArgs, SamplingArgs, SpeculationArgs,
 };
 pub(crate) use runs::{
     ReportArgs, RunsCommand, RunsCompareArgs, RunsLsArgs, RunsPlotArgs, RunsShowArgs, WatchArgs,
@@ -170,7 +170,7 @@ Example:
     /// Make, convert and check rows.
     #[command(subcommand)]
     Data(DataCommand),
-    /// Look at a model folder, or make one with random weights.
+    /// Look at a model folder, or make one: with random weights, of an adapter, of a GGUF file.
     #[command(subcommand)]
     Model(ModelCommand),
     /// Start the ranks of one machine of a job that runs on several.

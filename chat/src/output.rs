@@ -104,36 +104,55 @@ pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 }
 
 fn write(path: &Path, bytes: &[u8], replaces: bool) -> Result<(), Error> {
-    let failed = |source| Error::Io { path: path.to_owned(), source };
-    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-        return fs::write(path, bytes).map_err(failed);
-    }
+    write_pieces(path, replaces, |file| {
+        file.write_all(bytes).map_err(|source| Error::Io { path: path.to_owned(), source })
+    })
+}
 
-    write_file(path, bytes, replaces)
+/// Like [`write_atomically`], or [`write_new`] if it does not replace, of a file that is not in memory as a
+/// whole. `content` writes it.
+pub(crate) fn write_pieces<E: From<Error>>(
+    path: &Path,
+    replaces: bool,
+    content: impl FnOnce(&mut fs::File) -> Result<(), E>,
+) -> Result<(), E> {
+    if !fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return write_regular(path, replaces, content);
+    }
+    let failed = |source| Error::Io { path: path.to_owned(), source };
+    content(&mut fs::OpenOptions::new().write(true).open(path).map_err(failed)?)
 }
 
 /// Writes a regular file under a temporary name, syncs it, and renames it to `path`.
 pub(crate) fn write_file(path: &Path, bytes: &[u8], replaces: bool) -> Result<(), Error> {
+    write_regular(path, replaces, |file| {
+        file.write_all(bytes).map_err(|source| Error::Io { path: path.to_owned(), source })
+    })
+}
+
+fn write_regular<E: From<Error>>(
+    path: &Path,
+    replaces: bool,
+    content: impl FnOnce(&mut fs::File) -> Result<(), E>,
+) -> Result<(), E> {
     let failed = |source| Error::Io { path: path.to_owned(), source };
     let parent = checkpoint::parent(path);
-    checkpoint::create_folder(parent)?;
-    let write = || {
-        // The temporary file is removed unless it is renamed. `tempfile` creates it under a name that is not
-        // in use, so no symbolic link is followed.
-        let mut file = tempfile::Builder::new()
-            .prefix(&checkpoint::temporary_prefix(path))
-            .suffix(".tmp")
-            .permissions(fs::Permissions::from_mode(0o666))
-            .tempfile_in(parent)?;
-        file.write_all(bytes)?;
-        file.as_file().sync_all()?;
-        let named = if replaces { file.persist(path) } else { file.persist_noclobber(path) };
-        named.map(drop).map_err(|error| error.error)
-    };
-    write().map_err(failed)?;
+    checkpoint::create_folder(parent).map_err(Error::from)?;
+    // The temporary file is removed unless it is renamed. `tempfile` creates it under a name that is not in
+    // use, so no symbolic link is followed.
+    let temporary = tempfile::Builder::new()
+        .prefix(&checkpoint::temporary_prefix(path))
+        .suffix(".tmp")
+        .permissions(fs::Permissions::from_mode(0o666))
+        .tempfile_in(parent);
+    let mut file = temporary.map_err(failed)?;
+    content(file.as_file_mut())?;
+    file.as_file().sync_all().map_err(failed)?;
+    let named = if replaces { file.persist(path) } else { file.persist_noclobber(path) };
+    named.map_err(|error| failed(error.error))?;
 
     // The rename itself is durable only after the folder is synced.
-    Ok(checkpoint::sync_folder(parent)?)
+    Ok(checkpoint::sync_folder(parent).map_err(Error::from)?)
 }
 
 #[cfg(test)]

@@ -541,6 +541,22 @@ pub enum Error {
     #[error("{path}: not a usable tokenizer file: {reason}; copy the file from the model again")]
     TokenizerInvalid { path: PathBuf, reason: String },
 
+    /// A GGUF file has no usable tokenizer.
+    #[error(transparent)]
+    Gguf(#[from] gguf::Error),
+
+    /// A tokenizer has a part that a GGUF file cannot say.
+    #[error("{name}: {found} in {part} cannot be written as GGUF: {fix}")]
+    NoGgufTokenizer {
+        /// The tokenizer.
+        name: String,
+        /// The file or the part of `tokenizer.json`.
+        part: &'static str,
+        found: String,
+        /// What to do.
+        fix: &'static str,
+    },
+
     /// A file of a model folder is not a JSON object.
     #[error("{path}: not a JSON object: {reason}; copy the file from the model again")]
     ModelFile {

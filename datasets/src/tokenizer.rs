@@ -9,6 +9,7 @@
 mod compare;
 mod dropped;
 mod folder;
+pub mod gguf_vocabulary;
 mod growth;
 pub mod stream;
 pub mod train;

@@ -111,7 +111,7 @@ impl CausalLm {
 
 /// Returns an error if the folder holds a reward model instead of a language model. The vocabulary head of a
 /// reward model, if there is one, was not trained with its trunk.
-fn refuse_reward_model(folder: &Path) -> Result<(), Error> {
+pub(crate) fn refuse_reward_model(folder: &Path) -> Result<(), Error> {
     let config = Config::from_folder(folder)?;
     let found = match config.other_head_class() {
         Some(class) => format!("`architectures` in config.json names {class}"),

@@ -119,6 +119,46 @@ pub enum Error {
     /// A weight file is invalid.
     #[error(transparent)]
     File(#[from] parallel::safetensors_file::Error),
+    /// A GGUF file could not be read or written.
+    #[error(transparent)]
+    Gguf(#[from] gguf::Error),
+    /// A model has something that a GGUF file cannot say.
+    #[error("{origin}: `{key}` = {value} cannot be written as GGUF: {fix}")]
+    NoGguf {
+        /// The model.
+        origin: String,
+        /// The setting.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What to do.
+        fix: &'static str,
+    },
+    /// A weight is too large for the type that is written.
+    #[error("the tensor `{name}` holds {value}, which {dtype} cannot hold: choose --dtype bf16 or f32")]
+    WeightTooLarge {
+        /// The tensor.
+        name: String,
+        /// The largest number.
+        value: f64,
+        /// The type that is written.
+        dtype: &'static str,
+    },
+    /// A GGUF file holds a tensor of another shape than its metadata say.
+    #[error(
+        "{}: the tensor `{name}` has shape {got:?}, and the metadata make it {expected:?}: convert the model again",
+        path.display()
+    )]
+    GgufShape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The shape that the metadata make.
+        expected: Vec<i64>,
+        /// The shape in the file.
+        got: Vec<u64>,
+    },
     /// A tokenizer or data set needs more tokens than the model has.
     #[error(
         "{origin}: the model has embeddings for {model} tokens and {what} needs {needed}: use the tokenizer that came with the model"

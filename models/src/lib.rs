@@ -26,6 +26,7 @@ pub mod error;
 pub mod family;
 pub mod fields;
 pub mod forward_context;
+pub mod gguf_model;
 pub mod head;
 pub mod initialize;
 pub mod linear;

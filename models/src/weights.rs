@@ -10,4 +10,4 @@ mod write;
 
 pub use read::WeightFolder;
 pub(crate) use read::{TensorReader, copy_elements};
-pub(crate) use write::save;
+pub(crate) use write::{save, save_each};

@@ -15,4 +15,4 @@ mod write;
 pub use error::Error;
 pub use read::TensorFile;
 pub use values::AllowedValues;
-pub use write::{NamedTensor, WriteRole, write, write_bytes, write_role};
+pub use write::{NamedTensor, TensorSpec, WriteRole, write, write_bytes, write_each, write_role};

@@ -3,7 +3,7 @@
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::config::DeviceSetting;
 use crate::config::section::Dtype;
@@ -185,6 +185,19 @@ Example:
 Example:
   colossal-chat model merge runs/sft/final --out merged")]
     Merge(ModelMergeArgs),
+    /// Write a language model as a GGUF file, which llama.cpp reads.
+    #[command(after_help = "\
+The file has the tokenizer, the end tokens and the chat template. LLaMA, Qwen2 and Qwen3 can be written.
+
+Examples:
+  colossal-chat model export runs/sft/final --gguf sft.gguf
+  colossal-chat model export runs/sft/final --gguf sft-q8.gguf --dtype q8_0")]
+    Export(ModelExportArgs),
+    /// Make a model folder of a GGUF file.
+    #[command(after_help = "\
+Example:
+  colossal-chat model import model.gguf --out base")]
+    Import(ModelImportArgs),
 }
 
 /// `model info`.
@@ -210,6 +223,48 @@ pub(crate) struct ModelMergeArgs {
     /// The numbers of the written weights. The sums are computed in fp32 and rounded once.
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
     pub(crate) dtype: Dtype,
+}
+
+/// `model export`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelExportArgs {
+    /// A model folder, or a hub name `owner/name[@revision]`. An adapter is merged into its model.
+    #[arg(value_name = "DIR")]
+    pub(crate) model: String,
+    /// The file to write.
+    #[arg(long, value_name = "FILE.gguf")]
+    pub(crate) gguf: PathBuf,
+    /// The numbers of the matrices [default: as they are stored; f32 for an adapter].
+    #[arg(long, value_name = "TYPE", value_enum)]
+    pub(crate) dtype: Option<GgufDtype>,
+    /// Replace --gguf if it exists.
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// The numbers of a GGUF file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GgufDtype {
+    /// 32 bits.
+    F32,
+    /// 16 bits, at most 65504.
+    F16,
+    /// The upper 16 bits of f32.
+    Bf16,
+    /// 8 bits with a scale for each 32 numbers.
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+/// `model import`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelImportArgs {
+    /// The file, with numbers in F32, F16, BF16 or Q8_0.
+    #[arg(value_name = "FILE.gguf")]
+    pub(crate) file: PathBuf,
+    /// The folder for the model.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
 }
 
 /// `model init`.

@@ -1,4 +1,7 @@
-//! `model`: describes a model folder, makes one with random weights, and one of an adapter and its model.
+//! `model`: describes a model folder, makes one with random weights, one of an adapter and its model, and one
+//! of a GGUF file, and writes such a file.
+
+mod gguf;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -55,6 +58,8 @@ pub(crate) fn run(command: &ModelCommand) -> anyhow::Result<()> {
         ModelCommand::Info(arguments) => info(arguments),
         ModelCommand::Init(arguments) => init(arguments),
         ModelCommand::Merge(arguments) => merge(arguments),
+        ModelCommand::Export(arguments) => gguf::export(arguments),
+        ModelCommand::Import(arguments) => gguf::import(arguments),
     }
 }
 

@@ -9,15 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parallel::Segmented;
 use parallel::memory;
 use parallel::residency::{
     Access, HeldWeights, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
 };
+use parallel::{Placement, Segmented};
 use tch::Tensor;
 
 use super::{Decoder, DecoderSpec, HeadKind, LoadOptions, ModelMemory};
 use crate::Error;
+use crate::architecture::Names;
 use crate::builder::{ParameterRequest, SCORE_WEIGHT};
 use crate::config::Config;
 use crate::initialize;
@@ -74,11 +75,7 @@ pub(crate) fn from_folder(
         if let (SCORE_WEIGHT, Some(seed)) = (request.name, score_seed) {
             return Ok(Values::Tensor(initial_values(request, seed)));
         }
-        let mut spellings = vec![request.name.to_owned()];
-        spellings.extend(request.name.strip_prefix(names.prefix).map(str::to_owned));
-        if request.name == format!("{}.weight", names.head) {
-            spellings.push("lm_head.weight".to_owned());
-        }
+        let spellings = spellings(&names, request.name);
         if !request.is_local {
             files.mark_remote(&spellings)?;
             return Ok(Values::Tensor(options.placeholder()));
@@ -86,17 +83,7 @@ pub(crate) fn from_folder(
 
         let reader = files.reader(&spellings, request.shape, request.placement)?;
         if ties && request.name.strip_suffix(".weight") == Some(names.token_embedding) {
-            let mut names = [format!("{}.weight", names.head), "lm_head.weight".to_owned()].into_iter();
-            if let Some(name) = names.find(|name| files.has(name)) {
-                let head =
-                    files.reader(std::slice::from_ref(&name), request.shape, request.placement)?.read()?;
-                let embedding = reader.read()?;
-                // transformers (5.23) uses a head that differs, earlier versions tie it. The choice changes
-                // the model, so it is an error.
-                if !head.to_kind(embedding.kind()).equal(&embedding) {
-                    return Err(Error::UntiedHead { path: folder.to_owned(), name });
-                }
-            }
+            check_tied_head(&mut files, folder, &names, request.shape, request.placement, &reader)?;
         }
 
         Ok(Values::file(reader, folder, request))
@@ -104,6 +91,37 @@ pub(crate) fn from_folder(
 
     files.check_all_used(is_ignorable)?;
     Ok(decoder)
+}
+
+/// The names that the files of a model may give to a parameter, the usual one first.
+pub(crate) fn spellings(names: &Names, name: &str) -> Vec<String> {
+    let mut spellings = vec![name.to_owned()];
+    spellings.extend(name.strip_prefix(names.prefix).map(str::to_owned));
+    if name == format!("{}.weight", names.head) {
+        spellings.push("lm_head.weight".to_owned());
+    }
+    spellings
+}
+
+/// Returns an error if the files have a head that differs from the embedding to which it is tied.
+pub(crate) fn check_tied_head(
+    files: &mut WeightFolder,
+    folder: &Path,
+    names: &Names,
+    shape: &[i64],
+    placement: &Placement,
+    embedding: &TensorReader,
+) -> Result<(), Error> {
+    let mut heads = [format!("{}.weight", names.head), "lm_head.weight".to_owned()].into_iter();
+    let Some(name) = heads.find(|name| files.has(name)) else { return Ok(()) };
+    let head = files.reader(std::slice::from_ref(&name), shape, placement)?.read()?;
+    let embedding = embedding.read()?;
+    // transformers (5.23) uses a head that differs, earlier versions tie it. The choice changes the model, so
+    // it is an error.
+    if head.to_kind(embedding.kind()).equal(&embedding) {
+        return Ok(());
+    }
+    Err(Error::UntiedHead { path: folder.to_owned(), name })
 }
 
 /// A new decoder. The values depend only on the seed.
@@ -368,7 +386,7 @@ fn check_memory(config: &Config, options: &LoadOptions) -> Result<(), Error> {
 }
 
 /// Returns an error if a weight is NaN or infinite, because it would make every result NaN.
-fn check_finite(folder: &Path, name: &str, tensor: &Tensor) -> Result<(), Error> {
+pub(crate) fn check_finite(folder: &Path, name: &str, tensor: &Tensor) -> Result<(), Error> {
     if tensor.numel() == 0 {
         return Ok(());
     }
@@ -383,7 +401,7 @@ fn check_finite(folder: &Path, name: &str, tensor: &Tensor) -> Result<(), Error>
 
 /// Whether no forward pass reads this tensor: a buffer that old versions saved, or a head that is not used
 /// here.
-fn is_ignorable(name: &str) -> bool {
+pub(crate) fn is_ignorable(name: &str) -> bool {
     const BUFFERS: [&str; 5] =
         ["attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"];
     const HEADS: [&str; 3] = ["lm_head.weight", "embed_out.weight", SCORE_WEIGHT];

@@ -6,8 +6,9 @@ use std::path::Path;
 use parallel::Parameter;
 use parallel::comm::ProcessGroup;
 use parallel::residency::Residency;
-use parallel::safetensors_file::{self, NamedTensor, WriteRole};
-use serde_json::{Map, json};
+use parallel::safetensors_file::{self, NamedTensor, TensorSpec, WriteRole};
+use serde_json::{Map, Value, json};
+use tch::Tensor;
 
 use super::names::{INDEX, SINGLE};
 use crate::Error;
@@ -57,10 +58,7 @@ fn save_in_shards(
 
     let mut map = Map::new();
     for (index, shard) in shards.iter().enumerate() {
-        let file = match shards.len() {
-            1 => SINGLE.to_owned(),
-            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
-        };
+        let file = file_name(index, shards.len());
         let local_parameters = parameters.iter().enumerate();
         let local_parameters =
             local_parameters.filter(|(_, parameter)| shard.contains(&parameter.name.as_str()));
@@ -83,11 +81,50 @@ fn save_in_shards(
         remove_stale(folder, INDEX)?;
         return Ok(true);
     }
-    let total: usize = sizes.iter().map(|(_, bytes)| bytes).sum();
-    let index = json!({"metadata": {"total_size": total}, "weight_map": map});
-    safetensors_file::write_bytes(&folder.join(INDEX), format!("{index:#}\n").as_bytes())?;
+    write_index(folder, &sizes, &map)?;
     remove_stale(folder, SINGLE)?;
     Ok(true)
+}
+
+/// Writes `config.json` and tensors that come one after the other: `tensor` gives the values of an entry of
+/// `specs`, which are dropped before the next one is asked for. This process alone writes.
+pub(crate) fn save_each(
+    folder: &Path,
+    config: &Config,
+    specs: &[TensorSpec],
+    mut tensor: impl FnMut(&TensorSpec) -> Result<Tensor, Error>,
+) -> Result<(), Error> {
+    std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
+    let sizes: Vec<(String, usize)> =
+        specs.iter().map(|spec| (spec.name.clone(), spec.num_bytes())).collect();
+    let shards = shards(&sizes, SHARD_BYTES);
+    let mut map = Map::new();
+    for (index, shard) in shards.iter().enumerate() {
+        let file = file_name(index, shards.len());
+        let own: Vec<TensorSpec> =
+            specs.iter().filter(|spec| shard.contains(&spec.name.as_str())).cloned().collect();
+        safetensors_file::write_each(&folder.join(&file), &own, &mut tensor)?;
+        map.extend(shard.iter().map(|name| ((*name).to_owned(), json!(file))));
+    }
+    if shards.len() > 1 {
+        write_index(folder, &sizes, &map)?;
+    }
+    Ok(safetensors_file::write_bytes(&folder.join("config.json"), config.to_json().as_bytes())?)
+}
+
+/// The name of a weight file among `count`.
+fn file_name(index: usize, count: usize) -> String {
+    match count {
+        1 => SINGLE.to_owned(),
+        count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+    }
+}
+
+/// Writes the index of several weight files.
+fn write_index(folder: &Path, sizes: &[(String, usize)], map: &Map<String, Value>) -> Result<(), Error> {
+    let total: usize = sizes.iter().map(|(_, bytes)| bytes).sum();
+    let index = json!({"metadata": {"total_size": total}, "weight_map": map});
+    Ok(safetensors_file::write_bytes(&folder.join(INDEX), format!("{index:#}\n").as_bytes())?)
 }
 
 /// Distributes the tensors over files of at most `limit` bytes, and returns the tensor names of each file.

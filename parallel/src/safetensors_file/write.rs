@@ -158,6 +158,52 @@ pub fn write(
     })
 }
 
+/// What a tensor of a file is.
+#[derive(Clone, Debug)]
+pub struct TensorSpec {
+    /// The name of the tensor in the file.
+    pub name: String,
+    /// The dtype.
+    pub kind: Kind,
+    /// The shape.
+    pub shape: Vec<i64>,
+}
+
+impl TensorSpec {
+    /// The bytes of the tensor.
+    pub fn num_bytes(&self) -> usize {
+        self.shape.iter().product::<i64>() as usize * self.kind.elt_size_in_bytes()
+    }
+}
+
+/// Writes a file whose tensors come one after the other: `tensor` gives the values of an entry of `specs`,
+/// which are dropped before the next one is asked for. This process alone writes the file.
+pub fn write_each<E: From<Error>>(
+    path: &Path,
+    specs: &[TensorSpec],
+    mut tensor: impl FnMut(&TensorSpec) -> Result<Tensor, E>,
+) -> Result<(), E> {
+    let mut specs: Vec<&TensorSpec> = specs.iter().collect();
+    specs.sort_by_key(|spec| std::cmp::Reverse(spec.kind.elt_size_in_bytes()));
+    let entry = |spec: &&TensorSpec| {
+        let (name, shape) = (spec.name.clone(), spec.shape.clone());
+        let dtype = dtype(path, &name, spec.kind)?.to_owned();
+        Ok::<_, Error>(Entry { name, dtype, shape, owner: 0, index: 0 })
+    };
+    let header = header(&specs.iter().map(entry).collect::<Result<Vec<_>, Error>>()?);
+    write_with(path, |file| {
+        let io = |source| Error::Io { path: path.to_owned(), source };
+        file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
+        file.write_all(header.as_bytes()).map_err(io)?;
+        for spec in specs {
+            let values = tensor(spec)?;
+            assert_eq!((values.kind(), &values.size()), (spec.kind, &spec.shape), "`{}`", spec.name);
+            write_values(path, file, &spec.name, &values)?;
+        }
+        Ok(())
+    })
+}
+
 /// The header of a file with these tensors, one after the other, padded to a multiple of eight bytes.
 fn header(entries: &[Entry]) -> String {
     let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
@@ -183,7 +229,7 @@ fn entries(
     let mut local_entries = Vec::with_capacity(tensors.len());
     for (index, named) in tensors.iter().enumerate() {
         let shape = named.placement.global_shape(&named.tensor.size());
-        let dtype = dtype(path, named, named.tensor.kind())?.to_owned();
+        let dtype = dtype(path, named.name, named.tensor.kind())?.to_owned();
         local_entries.push(Entry {
             name: named.name.to_owned(),
             dtype,
@@ -207,10 +253,10 @@ pub fn write_bytes(path: &Path, content: &[u8]) -> Result<(), Error> {
     })
 }
 
-fn dtype(path: &Path, named: &NamedTensor<'_>, kind: Kind) -> Result<&'static str, Error> {
+fn dtype(path: &Path, name: &str, kind: Kind) -> Result<&'static str, Error> {
     let known = DTYPES.iter().find(|(_, known)| *known == kind).map(|(dtype, _)| *dtype);
     let unknown = || {
-        let (name, dtype) = (named.name.to_owned(), format!("{kind:?}"));
+        let (name, dtype) = (name.to_owned(), format!("{kind:?}"));
         Error::Dtype { path: path.to_owned(), name, dtype }
     };
     known.ok_or_else(unknown)
@@ -237,10 +283,10 @@ fn write_values(path: &Path, file: &mut BufWriter<File>, name: &str, tensor: &Te
     Ok(())
 }
 
-fn write_with(
+fn write_with<E: From<Error>>(
     path: &Path,
-    content: impl FnOnce(&mut BufWriter<File>) -> Result<(), Error>,
-) -> Result<(), Error> {
+    content: impl FnOnce(&mut BufWriter<File>) -> Result<(), E>,
+) -> Result<(), E> {
     let io = |source| Error::Io { path: path.to_owned(), source };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -252,5 +298,5 @@ fn write_with(
         std::fs::rename(&temporary, path)?;
         File::open(folder)?.sync_all()
     };
-    finish().map_err(io)
+    Ok(finish().map_err(io)?)
 }
