@@ -34,7 +34,7 @@ pub(crate) struct PlannedModel<'a> {
 impl PlannedModel<'_> {
     fn spec(&self) -> DecoderSpec {
         let (config, lora) = (self.config.clone(), self.lora.cloned());
-        DecoderSpec { config, head: self.head, is_on_trunk: lora.is_some(), lora }
+        DecoderSpec { config, head: self.head, is_on_trunk: lora.is_some(), lora, quantize: None }
     }
 }
 
@@ -77,6 +77,7 @@ pub(super) fn num_parameters(model: &PlannedModel<'_>) -> Result<usize, models::
         trainable: model.is_trained,
         model_parallel: ModelParallel::NONE,
         memory: None,
+        quantize: None,
     };
     let specs = weight_specs(model.spec(), &options)?;
     Ok(specs.iter().map(|spec| spec.shape.iter().product::<i64>() as usize).sum())
@@ -93,6 +94,7 @@ fn bytes_of(
         trainable: model.is_trained,
         model_parallel: model_parallel(config, groups),
         memory: None,
+        quantize: config.model.quantize.filter(|_| model.lora.is_some()),
     };
     let specs = weight_specs(model.spec(), &options)?;
     let (stage, moments) = (config.parallel.zero, config.train.moments_dtype);

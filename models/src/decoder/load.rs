@@ -9,18 +9,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parallel::Segmented;
 use parallel::memory;
 use parallel::residency::{
     Access, HeldWeights, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
 };
-use tch::Tensor;
+use parallel::{Parameter, Segmented};
+use tch::{Device, Kind, Tensor};
 
 use super::{Decoder, DecoderSpec, HeadKind, LoadOptions, ModelMemory};
 use crate::Error;
-use crate::builder::{ParameterRequest, SCORE_WEIGHT};
+use crate::builder::{ParameterPart, ParameterRequest, SCORE_WEIGHT};
 use crate::config::Config;
 use crate::initialize;
+use crate::quantize::QuantizedSource;
 use crate::weights::{TensorReader, WeightFolder, copy_elements};
 
 /// The values of one parameter.
@@ -70,37 +71,41 @@ pub(crate) fn from_folder(
 
     let names = config.architecture().names;
     let ties = config.architecture().tie_word_embeddings && head == HeadKind::Vocabulary;
-    let decoder = fill(DecoderSpec::whole(config, head), options, &mut |request| {
-        if let (SCORE_WEIGHT, Some(seed)) = (request.name, score_seed) {
-            return Ok(Values::Tensor(initial_values(request, seed)));
-        }
-        let mut spellings = vec![request.name.to_owned()];
-        spellings.extend(request.name.strip_prefix(names.prefix).map(str::to_owned));
-        if request.name == format!("{}.weight", names.head) {
-            spellings.push("lm_head.weight".to_owned());
-        }
-        if !request.is_local {
-            files.mark_remote(&spellings)?;
-            return Ok(Values::Tensor(options.placeholder()));
-        }
+    check_quantize(&config, options)?;
+    let quantize = options.quantize.map(QuantizedSource::Read);
+    let decoder =
+        fill(DecoderSpec { quantize, ..DecoderSpec::whole(config, head) }, options, &mut |request| {
+            if let (SCORE_WEIGHT, Some(seed)) = (request.name, score_seed) {
+                return Ok(Values::Tensor(initial_values(request, seed)));
+            }
+            let mut spellings = vec![request.name.to_owned()];
+            spellings.extend(request.name.strip_prefix(names.prefix).map(str::to_owned));
+            if request.name == format!("{}.weight", names.head) {
+                spellings.push("lm_head.weight".to_owned());
+            }
+            if !request.is_local {
+                files.mark_remote(&spellings)?;
+                return Ok(Values::Tensor(options.placeholder()));
+            }
 
-        let reader = files.reader(&spellings, request.shape, request.placement)?;
-        if ties && request.name.strip_suffix(".weight") == Some(names.token_embedding) {
-            let mut names = [format!("{}.weight", names.head), "lm_head.weight".to_owned()].into_iter();
-            if let Some(name) = names.find(|name| files.has(name)) {
-                let head =
-                    files.reader(std::slice::from_ref(&name), request.shape, request.placement)?.read()?;
-                let embedding = reader.read()?;
-                // transformers (5.23) uses a head that differs, earlier versions tie it. The choice changes
-                // the model, so it is an error.
-                if !head.to_kind(embedding.kind()).equal(&embedding) {
-                    return Err(Error::UntiedHead { path: folder.to_owned(), name });
+            let reader = files.reader(&spellings, request.shape, request.placement)?;
+            if ties && request.name.strip_suffix(".weight") == Some(names.token_embedding) {
+                let mut names = [format!("{}.weight", names.head), "lm_head.weight".to_owned()].into_iter();
+                if let Some(name) = names.find(|name| files.has(name)) {
+                    let head = files
+                        .reader(std::slice::from_ref(&name), request.shape, request.placement)?
+                        .read()?;
+                    let embedding = reader.read()?;
+                    // transformers (5.23) uses a head that differs, earlier versions tie it. The choice changes
+                    // the model, so it is an error.
+                    if !head.to_kind(embedding.kind()).equal(&embedding) {
+                        return Err(Error::UntiedHead { path: folder.to_owned(), name });
+                    }
                 }
             }
-        }
 
-        Ok(Values::file(reader, folder, request))
-    })?;
+            Ok(Values::file(reader, folder, request))
+        })?;
 
     files.check_all_used(is_ignorable)?;
     Ok(decoder)
@@ -179,6 +184,7 @@ fn copy_for_decoding(from: &Decoder, memory: &ModelMemory) -> Result<Decoder, Er
         trainable: false,
         model_parallel: from.model_parallel().clone(),
         memory: Some(memory.allocator.unsharded()),
+        quantize: None,
     };
     let mut held = HeldWeights::none();
     fill(from.spec(HeadKind::Vocabulary), &options, &mut |request| {
@@ -211,6 +217,7 @@ pub(super) fn fill(
     let Some(allocator) = &options.memory else {
         return Decoder::build(spec, &options.model_parallel, &mut |request| {
             Ok(match values(request)? {
+                values if request.part == ParameterPart::Quantized => values.read()?,
                 values if !request.is_local => values.read()?,
                 values => options
                     .materialize(request, &values.read()?)
@@ -223,7 +230,7 @@ pub(super) fn fill(
     let mut next = 0..;
     let mut decoder = Decoder::build(spec, &options.model_parallel, &mut |request| {
         let values = values(request)?;
-        if !request.is_local {
+        if !request.is_local || request.part == ParameterPart::Quantized {
             return values.read();
         }
         let index = next.next().expect("the range does not end");
@@ -252,14 +259,26 @@ fn reserve(
     options: &LoadOptions,
     allocator: &Arc<dyn WeightAllocator>,
 ) -> Result<Arc<dyn WeightStore>, Error> {
-    let (decoder, specs) = without_values(spec, options)?;
+    let quantize = spec.quantize.map(|quantize| match quantize {
+        QuantizedSource::Read(quantization) => QuantizedSource::Sizes(quantization),
+        other => other,
+    });
+    let (decoder, specs) = without_values(DecoderSpec { quantize, ..spec }, options)?;
     Ok(allocator.allocate(specs, decoder.weights_of_parts())?)
 }
 
 /// The places that the parameters of this rank need in memory, in order of use. Loads nothing, and works
-/// with process groups for planning.
+/// with process groups for planning. A quantised weight takes as many bytes as its codes and scales.
 pub fn weight_specs(spec: DecoderSpec, options: &LoadOptions) -> Result<Vec<WeightSpec>, Error> {
-    Ok(without_values(spec, options)?.1)
+    let quantize = options.quantize.map(QuantizedSource::Sizes);
+    let (decoder, mut specs) = without_values(DecoderSpec { quantize, ..spec }, options)?;
+    specs.extend(decoder.quantized_weights().iter().map(|(layer, matrix)| WeightSpec {
+        parameter: Parameter::replicated(format!("{layer}.weight"), &options.placeholder()),
+        shape: vec![matrix.num_bytes() as i64],
+        kind: Kind::Uint8,
+        trainable: false,
+    }));
+    Ok(specs)
 }
 
 /// The decoder with empty tensors, and the places of its parameters.
@@ -340,6 +359,29 @@ impl FileValues {
     }
 }
 
+/// Returns an error for a model whose weights cannot be quantised as `options` ask for.
+fn check_quantize(config: &Config, options: &LoadOptions) -> Result<(), Error> {
+    let Some(quantization) = options.quantize else { return Ok(()) };
+    let memory = options.memory.as_ref();
+    let fix = if options.trainable {
+        "weights that are trained have to be numbers: train adapters, with [model.lora]"
+    } else if config.architecture().experts.is_some() {
+        "the weights of experts are not quantised: leave it out for this model"
+    } else if options.device != Device::Cpu {
+        "weights are quantised on the processor only: set [model] device = \"cpu\""
+    } else if memory.is_some_and(|memory| memory.is_limited() || memory.num_shards() > 1) {
+        "quantised weights stay in memory: leave out [gemini] device_memory and [parallel] zero = 3"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Unsupported {
+        path: config.origin().to_owned(),
+        key: "[model] quantize".to_owned(),
+        value: quantization.name().to_owned(),
+        fix: fix.to_owned(),
+    })
+}
+
 /// Returns an error if this process's share of the model alone exceeds the memory of the machine. The
 /// operating system would kill the process without a message.
 fn check_memory(config: &Config, options: &LoadOptions) -> Result<(), Error> {
@@ -351,7 +393,15 @@ fn check_memory(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     let parameters = config.architecture().num_parameters();
     let shards =
         options.model_parallel.num_shards() * options.memory.as_ref().map_or(1, |memory| memory.num_shards());
-    let needed = parameters * options.kind.elt_size_in_bytes() as f64 / shards as f64;
+    let width = options.kind.elt_size_in_bytes() as f64;
+    let bytes = match options.quantize {
+        None => parameters * width,
+        Some(quantization) => {
+            let tables = config.architecture().num_table_parameters();
+            tables * width + (parameters - tables) * quantization.bytes_per_number()
+        }
+    };
+    let needed = bytes / shards as f64;
     if needed <= available as f64 {
         return Ok(());
     }
