@@ -209,8 +209,8 @@ fn a_quantised_run_is_planned_recorded_resumed_and_gone_on_from() {
     // Another stage goes on from the adapter; its reference is the adapter on the same codes.
     let rows = "--set data.train=life/data/preference.parquet --set train.steps=2";
     let dpo = format!("dpo --config life/sft/run.toml --set model.path=whole/final {rows}");
-    for (out, quantize) in [("dpo", "--set model.quantize=int8"), ("dpo-dense", "")] {
-        scratch.run(&format!("{dpo} --set out={out} {quantize}")).succeeds();
+    for (out, quantize) in [("dpo", " --set model.quantize=int8"), ("dpo-dense", "")] {
+        scratch.run(&format!("{dpo} --set out={out}{quantize}")).succeeds();
         let first = metrics(&scratch, out)[0]["loss"].as_f64().unwrap();
         assert!((first - 2f64.ln()).abs() < 1e-4, "{out}: the policy begins as its reference: {first}");
     }

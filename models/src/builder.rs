@@ -299,7 +299,7 @@ impl<'a> ModuleBuilder<'a> {
         let (name, [_, outer]) = (layer.name, layer.sizes);
         let quantized = self.quantized(layer, deviation)?;
         let weight = match &quantized {
-            Some(_) => Tensor::empty([0], (tch::Kind::Float, tch::Device::Cpu)),
+            Some(_) => QuantizedMatrix::no_numbers(),
             None => self.matrix(layer, deviation)?,
         };
         // A quantised weight lies as `[out, in]` in every family.

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use parallel::comm::{ProcessGroup, Reduction};
 use parallel::kernels::quantized::{self, CodeKind, Codes};
-use parallel::{Placement, ShardSpec};
+use parallel::{Placement, ShardSpec, upload};
 use serde::{Deserialize, Serialize};
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::int8::{self, Int8};
 use super::nf4::{self, BLOCK, Nf4Quantizer};
@@ -92,7 +92,7 @@ enum Held {
         codes: Tensor,
         scales: Tensor,
     },
-    /// Nothing, in place of so many bytes.
+    /// No codes, but the number of bytes that they would take.
     Bytes(usize),
 }
 
@@ -166,6 +166,11 @@ impl QuantizedMatrix {
             Quantization::Int8 => rows * columns + 4 * rows,
         };
         Some(Self { held: Held::Bytes(bytes), rows: 0..rows, columns, input_group: input_group(placement) })
+    }
+
+    /// An empty tensor, in place of the numbers of a weight that is quantised.
+    pub(crate) fn no_numbers() -> Tensor {
+        Tensor::empty([0], (Kind::Float, Device::Cpu))
     }
 
     /// The outputs and the inputs on this rank.
@@ -256,9 +261,9 @@ fn nf4(full: &Tensor, placement: &Placement, part: Part) -> Held {
         Placement::Shard { .. } => part.codes(&whole.codes),
     };
     Held::Nf4 {
-        codes: Tensor::from_slice(&codes),
-        scales: Tensor::from_slice(&whole.scales.codes),
-        nested: Tensor::from_slice(&whole.scales.nested),
+        codes: upload(&codes, Device::Cpu),
+        scales: upload(&whole.scales.codes, Device::Cpu),
+        nested: upload(&whole.scales.nested, Device::Cpu),
         offset: whole.scales.offset,
         row_starts: part.row_starts.into(),
     }
@@ -287,8 +292,8 @@ fn int8(full: &Tensor, placement: &Placement) -> Held {
     let mut whole = Int8::default();
     let rows_in_piece = (PIECE_NUMBERS / columns.max(1)).max(1);
     in_pieces(full, rows_in_piece * columns, |numbers| whole.push_rows(numbers, columns as usize));
-    let codes = placement.shard(&Tensor::from_slice(&whole.codes).view([-1, columns])).contiguous();
-    let scales = Tensor::from_slice(&whole.scales);
+    let codes = placement.shard(&upload(&whole.codes, Device::Cpu).view([-1, columns])).contiguous();
+    let scales = upload(&whole.scales, Device::Cpu);
     let scales = match placement {
         Placement::Shard { spec, group } if spec.dim() == 0 => {
             ShardSpec::local_shard(spec, &scales, group.rank())
@@ -301,7 +306,6 @@ fn int8(full: &Tensor, placement: &Placement) -> Held {
 #[cfg(test)]
 mod tests {
     use parallel::{Axis, Mesh, ProcessGroups};
-    use tch::Device;
 
     use super::*;
 
