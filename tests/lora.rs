@@ -205,3 +205,72 @@ fn four_roles_on_one_trunk_score_as_four_copies() {
     assert_eq!([critic_copy, reward_copy], [critic + reference_copy; 2]);
     assert_eq!(policy - reference_copy, critic - 4 * 16, "the score head is a row of 16");
 }
+
+/// Every mesh quantises the same whole matrices. A rounding of a weight is far larger than one of a sum, so codes
+/// that differed would show.
+#[test]
+fn every_stage_trains_on_quantised_weights_on_several_processes_as_on_one() {
+    let nf4 = [&LORA[..], &["model.quantize=nf4"]].concat();
+    let ways = [(2, "zero=2"), (4, "zero=1 tensor.size=2"), (4, "tensor.size=2 pipeline.size=2")];
+    equals_one_process_with("sft", &nf4, &["loss", "grad_norm", "tokens"], &ways);
+    equals_one_process_with("rm", &nf4, &["loss", "grad_norm", "accuracy"], &[(2, "tensor.size=2")]);
+    let int8 = [&LORA[..], &["model.quantize=int8"]].concat();
+    let ppo = ["objective/scores", "objective/kl", "loss/value_avg", "grad_norm"];
+    equals_one_process_with("ppo", &int8, &ppo, &[(4, "tensor.size=2 pipeline.size=2")]);
+}
+
+#[test]
+fn a_quantised_run_is_planned_recorded_resumed_and_gone_on_from() {
+    let scratch = large();
+    let nf4 = "--set model.quantize=nf4 --set checkpoint.every=2";
+    let plan = |more: &str| -> Value {
+        let outcome = scratch.run(&format!("plan {} --json", line("out", more)));
+        outcome.succeeds();
+        serde_json::from_str(&outcome.stdout).unwrap()
+    };
+    let [quantised, dense] = [nf4, ""].map(|more| plan(more)["memory"][0].clone());
+    assert_eq!(quantised["optimizer"], dense["optimizer"]);
+    // In four layers: q, k, v and o, gate, up and down. A number has 4 bytes in fp32, and as a code half a byte and
+    // its part of the scales, a little over 1/64 of a byte; and each row has a place.
+    let numbers = 4 * (2 * 320 * 320 + 2 * 160 * 320 + 3 * 1024 * 320);
+    let saved = dense["weights"].as_i64().unwrap() - quantised["weights"].as_i64().unwrap();
+    let per_number = 4.0 - saved as f64 / f64::from(numbers);
+    assert!((0.515..0.55).contains(&per_number), "{per_number}");
+
+    scratch.run(&line("whole", nf4)).succeeds();
+    assert!(scratch.read("whole/run.toml").contains("quantize = \"nf4\""));
+    let mut child = scratch.command(&line("cut", nf4).split(' ').collect::<Vec<_>>()).spawn().unwrap();
+    scratch.wait_for_rows("cut/metrics.jsonl", 5);
+    signal("KILL", child.id());
+    child.wait().unwrap();
+    scratch.run(&line("cut", &format!("{nf4} --resume"))).succeeds();
+    let bytes = |out: &str| std::fs::read(adapter(&scratch, out)).unwrap();
+    assert!(bytes("whole") == bytes("cut"));
+    assert_eq!(metrics(&scratch, "whole"), metrics(&scratch, "cut"));
+
+    // Another stage goes on from the adapter; its reference is the adapter on the same codes.
+    let rows = "--set data.train=life/data/preference.parquet --set train.steps=2";
+    let dpo = format!("dpo --config life/sft/run.toml --set model.path=whole/final {rows}");
+    for (out, quantize) in [("dpo", " --set model.quantize=int8"), ("dpo-dense", "")] {
+        scratch.run(&format!("{dpo} --set out={out}{quantize}")).succeeds();
+        let first = metrics(&scratch, out)[0]["loss"].as_f64().unwrap();
+        assert!((first - 2f64.ln()).abs() < 1e-4, "{out}: the policy begins as its reference: {first}");
+    }
+    scratch.run("generate --model whole --prompt hello --temperature 0 --max-new-tokens 4").succeeds();
+}
+
+#[test]
+fn what_does_not_go_with_quantised_weights_is_refused_by_name() {
+    let scratch = copied();
+    let sft = "sft --config life/sft/run.toml --set out=no --set model.quantize=nf4";
+    scratch.run(sft).fails(2, &["model.quantize", "[model.lora]"]);
+    for (more, word) in [
+        ("--set parallel.zero=3", "[parallel] zero"),
+        ("--set gemini.device_memory=14MiB", "[gemini] device_memory"),
+    ] {
+        scratch.run(&format!("{sft} --set model.lora.r=2 {more}")).fails(2, &["model.quantize", "nf4", word]);
+    }
+    scratch
+        .run(&format!("{sft} --set model.lora.r=2 --set model.quantize=int4"))
+        .fails(2, &["model.quantize", "nf4", "int8"]);
+}

@@ -94,5 +94,12 @@ pub(crate) fn save_tokenizer(
 pub(crate) fn frozen_options(kind: Kind, device: Device) -> LoadOptions {
     let groups = Arc::new(ProcessGroups::single());
     let memory = WeightMemory::for_device(&ChunkManager::unlimited(), device, &groups);
-    LoadOptions { kind, device, trainable: false, model_parallel: ModelParallel::NONE, memory }
+    LoadOptions {
+        kind,
+        device,
+        trainable: false,
+        model_parallel: ModelParallel::NONE,
+        memory,
+        quantize: None,
+    }
 }

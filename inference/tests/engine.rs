@@ -43,6 +43,7 @@ const LOAD: LoadOptions = LoadOptions {
     trainable: false,
     model_parallel: ModelParallel::NONE,
     memory: None,
+    quantize: None,
 };
 const ROOMY: EngineOptions = EngineOptions {
     sequences: 8,

@@ -58,6 +58,7 @@ const LOAD: LoadOptions = LoadOptions {
     trainable: false,
     model_parallel: ModelParallel::NONE,
     memory: None,
+    quantize: None,
 };
 
 fn load(name: &str, model_parallel: &ModelParallel) -> CausalLm {

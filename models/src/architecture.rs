@@ -231,8 +231,7 @@ impl Architecture {
 
     /// The number of parameters in all matrices of a model with a vocabulary head, without norms and biases.
     pub fn num_parameters(&self) -> f64 {
-        let [hidden, width, vocab] =
-            [self.hidden_size, self.embedding_size, self.vocab_size].map(|size| size as f64);
+        let hidden = self.hidden_size as f64;
         let heads = (2 * (self.num_heads + self.num_kv_heads) * self.head_dim) as f64;
         let matrices = if self.gated_mlp { 3.0 } else { 2.0 };
         let mlp = |inner: i64| matrices * hidden * inner as f64;
@@ -246,12 +245,19 @@ impl Architecture {
         };
 
         let layers: f64 = (0..self.num_layers as usize).map(|index| hidden * heads + layer(index)).sum();
+        self.num_table_parameters() + layers
+    }
+
+    /// The number of parameters of embeddings and of the head of a language model.
+    pub fn num_table_parameters(&self) -> f64 {
+        let [hidden, vocab, width] =
+            [self.hidden_size, self.vocab_size, self.embedding_size].map(|size| size as f64);
         let tables = if self.tie_word_embeddings { 1.0 } else { 2.0 };
         let positions = match self.position {
             Position::Learned { .. } => hidden * self.max_positions as f64,
             Position::Rope(_) | Position::Alibi => 0.0,
         };
-        tables * vocab * width + positions + layers
+        tables * vocab * width + positions
     }
 
     /// Whether the model has projections from the embedding to the residual stream and from the residual

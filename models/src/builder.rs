@@ -16,6 +16,7 @@ use crate::lora::linear::Magnitude;
 use crate::lora::{Init, LoraLinear, LoraPlan, LoraTarget};
 use crate::model_parallel::{ModelParallel, WeightPlacement};
 use crate::norm::Norm;
+use crate::quantize::{QuantizedMatrix, QuantizedSource, QuantizedWeights};
 
 /// The name of the scalar head's weight in sequence-classification checkpoints.
 pub const SCORE_WEIGHT: &str = "score.weight";
@@ -43,6 +44,8 @@ pub struct ParameterRequest<'a> {
 pub enum ParameterPart {
     /// The weights that models with different adapters and heads share.
     Trunk,
+    /// The whole weight of a linear layer of the trunk, which is quantised and then sharded. It is no parameter.
+    Quantized,
     /// A module of the trunk that the model trains whole, a copy of its own.
     TrunkCopy,
     /// A matrix or magnitudes of an adapter, in fp32.
@@ -54,7 +57,7 @@ pub enum ParameterPart {
 impl ParameterPart {
     /// Whether the parameter has this model's values, also where the trunk is shared.
     pub fn is_own(self) -> bool {
-        self != Self::Trunk
+        !matches!(self, Self::Trunk | Self::Quantized)
     }
 }
 
@@ -67,6 +70,8 @@ pub struct BuiltParameters {
     pub parts: Vec<ParameterPart>,
     /// The linear layers that have an adapter, on whichever rank.
     pub adapted: Vec<String>,
+    /// This rank's quantised weights.
+    pub quantized: QuantizedWeights,
 }
 
 /// A linear layer that is about to be built.
@@ -95,21 +100,24 @@ pub struct ModuleBuilder<'a> {
     source: &'a mut ParameterSource<'a>,
     model_parallel: &'a ModelParallel,
     lora: Option<&'a LoraPlan>,
+    quantize: Option<&'a QuantizedSource>,
     is_local: bool,
     is_expert: bool,
     parameters: Vec<Parameter>,
     parts: Vec<ParameterPart>,
     /// The linear layers that got an adapter, on whichever rank.
     adapted: Vec<String>,
+    quantized: QuantizedWeights,
 }
 
 impl<'a> ModuleBuilder<'a> {
     /// Starts with no parameters, for a model of this architecture whose linear layers get the adapters of
-    /// `lora`.
+    /// `lora` and have quantised weights from `quantize`.
     pub fn new(
         architecture: &'a Architecture,
         model_parallel: &'a ModelParallel,
         lora: Option<&'a LoraPlan>,
+        quantize: Option<&'a QuantizedSource>,
         source: &'a mut ParameterSource<'a>,
     ) -> Self {
         Self {
@@ -117,11 +125,13 @@ impl<'a> ModuleBuilder<'a> {
             source,
             model_parallel,
             lora,
+            quantize,
             is_local: true,
             is_expert: false,
             parameters: Vec::new(),
             parts: Vec::new(),
             adapted: Vec::new(),
+            quantized: QuantizedWeights::new(),
         }
     }
 
@@ -169,9 +179,9 @@ impl<'a> ModuleBuilder<'a> {
 
     /// What was built. Returns an error if there should be adapters and no layer has one.
     pub fn finish(self) -> Result<BuiltParameters, Error> {
-        let Self { lora, parameters, parts, adapted, .. } = self;
+        let Self { lora, parameters, parts, adapted, quantized, .. } = self;
         lora.map_or(Ok(()), |lora| lora.check_matched(&adapted))?;
-        Ok(BuiltParameters { parameters, parts, adapted })
+        Ok(BuiltParameters { parameters, parts, adapted, quantized })
     }
 
     /// Requests a parameter of the trunk. Registers it if this rank holds it.
@@ -198,12 +208,7 @@ impl<'a> ModuleBuilder<'a> {
         placement: &WeightPlacement,
     ) -> Result<Tensor, Error> {
         let partial_grad = matches!(placement, WeightPlacement::ReplicatePartialGrad);
-        let placement = match (placement, self.group()) {
-            (WeightPlacement::Shard(spec), Some(group)) => {
-                Placement::Shard { spec: spec.clone(), group: Arc::clone(group) }
-            }
-            _ => Placement::Replicate,
-        };
+        let placement = self.placement_of(placement);
 
         let tensor = (self.source)(&ParameterRequest {
             name,
@@ -224,6 +229,15 @@ impl<'a> ModuleBuilder<'a> {
         });
         self.parts.push(part);
         Ok(tensor)
+    }
+
+    fn placement_of(&self, placement: &WeightPlacement) -> Placement {
+        match (placement, self.group()) {
+            (WeightPlacement::Shard(spec), Some(group)) => {
+                Placement::Shard { spec: spec.clone(), group: Arc::clone(group) }
+            }
+            _ => Placement::Replicate,
+        }
     }
 
     /// Requests the table `{name}.weight` `[rows, width]` of an embedding or a head, sharded by rows.
@@ -283,7 +297,13 @@ impl<'a> ModuleBuilder<'a> {
         bias: Option<&WeightPlacement>,
     ) -> Result<Linear, Error> {
         let (name, [_, outer]) = (layer.name, layer.sizes);
-        let weight = self.matrix(layer, deviation)?;
+        let quantized = self.quantized(layer, deviation)?;
+        let weight = match &quantized {
+            Some(_) => QuantizedMatrix::no_numbers(),
+            None => self.matrix(layer, deviation)?,
+        };
+        // A quantised weight lies as `[out, in]` in every family.
+        let is_conv1d = self.architecture.is_conv1d && quantized.is_none();
         let bias = match bias {
             Some(placement) => {
                 Some(self.parameter(&format!("{name}.bias"), &[outer], Initial::Zeros, placement)?)
@@ -299,7 +319,7 @@ impl<'a> ModuleBuilder<'a> {
             Some(target) => Some(Box::new(self.lora(layer, target)?)),
             None => None,
         };
-        Ok(Linear { weight, bias, is_conv1d: self.architecture.is_conv1d, lora })
+        Ok(Linear { weight, quantized, bias, is_conv1d, lora })
     }
 
     /// Requests the weight of a linear layer.
@@ -314,6 +334,61 @@ impl<'a> ModuleBuilder<'a> {
             other => other.clone(),
         };
         self.parameter(&format!("{}.weight", layer.name), &shape, Initial::Normal(deviation), &placement)
+    }
+
+    /// The weight of a linear layer in codes, if this rank holds it and the model is quantised.
+    fn quantized(
+        &mut self,
+        layer: &LinearSpec<'_>,
+        deviation: f64,
+    ) -> Result<Option<QuantizedMatrix>, Error> {
+        let (Some(quantize), true) = (self.quantize, self.is_local) else { return Ok(None) };
+        let [inner, outer] = layer.sizes;
+        let placement = match layer.placement {
+            WeightPlacement::Shard(spec) => {
+                WeightPlacement::Shard(spec.with_dim(usize::from(layer.sharded == Side::Inputs)))
+            }
+            other => other.clone(),
+        };
+        let placement = self.placement_of(&placement);
+        let refused = |setting: &str, fix: &str| Error::Quantized {
+            layer: layer.name.to_owned(),
+            setting: setting.to_owned(),
+            fix: fix.to_owned(),
+        };
+        if self.lora.is_some_and(|lora| lora.trains_whole(layer.name)) {
+            return Err(refused("`modules_to_save`", "leave the layer out, and give it an adapter"));
+        }
+        let matrix = match quantize {
+            QuantizedSource::Shared(weights) => weights.get(layer.name).cloned(),
+            QuantizedSource::Sizes(quantization) => {
+                QuantizedMatrix::sizes(*quantization, [outer, inner], &placement)
+            }
+            QuantizedSource::Read(quantization) => {
+                let full = self.full_matrix(layer, deviation)?;
+                QuantizedMatrix::new(*quantization, &full, &placement)
+            }
+        };
+        let fix = "set another [parallel.tensor] size";
+        let matrix =
+            matrix.ok_or_else(|| refused("a tensor-parallel split of its inputs in several pieces", fix))?;
+        self.quantized.insert(layer.name.to_owned(), matrix.clone());
+        Ok(Some(matrix))
+    }
+
+    /// Requests the whole weight `[out, in]` of a linear layer, which is not registered.
+    fn full_matrix(&mut self, layer: &LinearSpec<'_>, deviation: f64) -> Result<Tensor, Error> {
+        let [inner, outer] = layer.sizes;
+        let in_out = self.architecture.is_conv1d;
+        let full = (self.source)(&ParameterRequest {
+            name: &format!("{}.weight", layer.name),
+            shape: &if in_out { [inner, outer] } else { [outer, inner] },
+            placement: &Placement::Replicate,
+            initial: Initial::Normal(deviation),
+            is_local: true,
+            part: ParameterPart::Quantized,
+        })?;
+        Ok(if in_out { full.tr() } else { full })
     }
 
     /// Builds the adapter of a linear layer.

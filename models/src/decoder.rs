@@ -32,6 +32,7 @@ use crate::lora::LoraPlan;
 use crate::lora::folder::{self, AdapterParameters};
 use crate::model_parallel::ModelParallel;
 use crate::norm::Norm;
+use crate::quantize::{Quantization, QuantizedSource, QuantizedWeights};
 use crate::rope::Rotary;
 use crate::tensor_parallel_region::TensorParallelRegion;
 use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
@@ -51,6 +52,9 @@ pub struct LoadOptions {
     pub model_parallel: ModelParallel,
     /// Reserves the memory of the parameters. `None` allocates each of them on its own.
     pub memory: Option<Arc<dyn WeightAllocator>>,
+    /// How the weights of linear layers are held, if not as numbers of `kind`. Only of a model that is not trained
+    /// itself, and that is read from a folder.
+    pub quantize: Option<Quantization>,
 }
 
 /// What a decoder is built from, beside the values of its parameters.
@@ -62,6 +66,8 @@ pub struct DecoderSpec {
     pub head: HeadKind,
     /// The adapters of its linear layers, if they have any.
     pub lora: Option<Arc<LoraPlan>>,
+    /// Where the weights of its linear layers come from, if they are quantised.
+    pub quantize: Option<QuantizedSource>,
     /// Whether the decoder is a trunk, or shares one. Its layers are then divided over the ranks of a pipeline
     /// as those of a model with a vocabulary head are, whatever head it has itself.
     pub is_on_trunk: bool,
@@ -70,7 +76,7 @@ pub struct DecoderSpec {
 impl DecoderSpec {
     /// A decoder of its own, without adapters.
     pub fn whole(config: Config, head: HeadKind) -> Self {
-        Self { config, head, lora: None, is_on_trunk: false }
+        Self { config, head, lora: None, quantize: None, is_on_trunk: false }
     }
 
     /// The head of the model whose division into pipeline stages this one has.
@@ -80,7 +86,7 @@ impl DecoderSpec {
 
     /// A decoder that shares the weights of a trunk, with adapters if `lora` is given.
     pub fn on_trunk(config: Config, head: HeadKind, lora: Option<Arc<LoraPlan>>) -> Self {
-        Self { config, head, lora, is_on_trunk: true }
+        Self { config, head, lora, quantize: None, is_on_trunk: true }
     }
 }
 
@@ -93,7 +99,7 @@ impl LoadOptions {
     fn kind_of(&self, request: &ParameterRequest<'_>) -> Kind {
         match request.part {
             ParameterPart::Adapter | ParameterPart::ScalarHead => Kind::Float,
-            ParameterPart::Trunk | ParameterPart::TrunkCopy => self.kind,
+            ParameterPart::Trunk | ParameterPart::Quantized | ParameterPart::TrunkCopy => self.kind,
         }
     }
 
@@ -136,6 +142,8 @@ pub struct Decoder {
     /// The part of the model that each parameter belongs to.
     parts: Vec<ParameterPart>,
     lora: Option<LoraModel>,
+    /// The weights of linear layers that are held in codes, and are no parameters.
+    quantized: QuantizedWeights,
     is_on_trunk: bool,
     model_parallel: ModelParallel,
     pipeline: Option<PipelineStages>,
@@ -170,7 +178,18 @@ impl Decoder {
     /// What another decoder with the same modules and this head is built from.
     fn spec(&self, head: HeadKind) -> DecoderSpec {
         let lora = self.lora.as_ref().map(|lora| Arc::clone(&lora.plan));
-        DecoderSpec { config: self.config.clone(), head, lora, is_on_trunk: self.is_on_trunk }
+        let quantize = self.shared_codes();
+        DecoderSpec { config: self.config.clone(), head, lora, quantize, is_on_trunk: self.is_on_trunk }
+    }
+
+    /// The quantised weights, for a model that shares them; `None` if there are none.
+    fn shared_codes(&self) -> Option<QuantizedSource> {
+        (!self.quantized.is_empty()).then(|| QuantizedSource::Shared(self.quantized.clone()))
+    }
+
+    /// The weights of linear layers that are held in codes, by the names of their layers.
+    pub fn quantized_weights(&self) -> &QuantizedWeights {
+        &self.quantized
     }
 
     /// The indices of the parameters of each part that is held at a time.
@@ -208,6 +227,11 @@ impl Decoder {
         let pipeline_expert_group = self.model_parallel.pipeline_expert_group.as_deref().unwrap_or(&alone);
         let replica = self.model_parallel.replica;
         let Some(lora) = &self.lora else {
+            if let Some(layer) = self.quantized.keys().next() {
+                let (setting, fix) = ("saving the model", "save an adapter of it");
+                let [layer, setting, fix] = [layer, setting, fix].map(str::to_owned);
+                return Err(Error::Quantized { layer, setting, fix });
+            }
             let residency = self.residency();
             return weights::save(
                 folder,

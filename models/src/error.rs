@@ -77,6 +77,15 @@ pub enum Error {
         /// The memory of the machine, in GiB.
         available: f64,
     },
+    /// A layer with a quantised weight cannot do what a setting asks for.
+    #[error("the weight of `{layer}` is quantised, which does not go with {setting}: {fix}")]
+    Quantized {
+        /// The linear layer.
+        layer: String,
+        setting: String,
+        /// What to do.
+        fix: String,
+    },
     /// A weight is not finite.
     #[error(
         "{}: the tensor `{name}` holds {found}: the weights are damaged, or the run that produced them diverged; \

@@ -79,6 +79,7 @@ fn parameters(config: &Config) -> Result<Vec<(String, Vec<i64>)>, Error> {
         trainable: false,
         model_parallel: ModelParallel::NONE,
         memory: None,
+        quantize: None,
     };
     let specs = load::weight_specs(DecoderSpec::whole(config.clone(), HeadKind::Vocabulary), &options)?;
     Ok(specs.into_iter().map(|spec| (spec.parameter.name, spec.shape)).collect())

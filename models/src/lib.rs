@@ -38,6 +38,7 @@ pub mod model;
 pub mod model_parallel;
 pub mod moe;
 pub mod norm;
+pub mod quantize;
 pub mod rope;
 pub mod scalar_model;
 mod sequence_parallel;

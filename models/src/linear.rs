@@ -7,6 +7,7 @@ use parallel::{autograd, weight_grad_store};
 use tch::{Tensor, no_grad};
 
 use crate::lora::LoraLinear;
+use crate::quantize::QuantizedMatrix;
 
 /// Computes `x W^T + b` from `x` `[N, in]` and `weight` `[out, in]`, without an autograd graph. `None` where
 /// no way is known that is faster than libtorch's own.
@@ -22,8 +23,10 @@ pub(crate) fn few_rows_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>
 /// repeats a pass exactly.
 #[derive(Debug)]
 pub struct Linear {
-    /// `[out, in]`, or `[in, out]` as stored by GPT-2.
+    /// `[out, in]`, or `[in, out]` as stored by GPT-2; empty if the weight is quantised.
     pub(crate) weight: Tensor,
+    /// The weight in codes, which are frozen.
+    pub(crate) quantized: Option<QuantizedMatrix>,
     pub(crate) bias: Option<Tensor>,
     pub(crate) is_conv1d: bool,
     /// The adapter, if the layer has one. The weight is frozen then.
@@ -33,7 +36,7 @@ pub struct Linear {
 impl Linear {
     /// Computes `[N, out]` from `x` `[N, in]`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor, parallel::Error> {
-        if self.lora.is_some() {
+        if self.lora.is_some() || self.quantized.is_some() {
             return Ok(self.with_bias(self.matmul(x)?));
         }
         if let Some(product) = self.few_rows(x) {
@@ -51,10 +54,16 @@ impl Linear {
 
     /// [`forward`](Self::forward) without the bias.
     pub fn matmul(&self, x: &Tensor) -> Result<Tensor, parallel::Error> {
+        if let Some(matrix) = &self.quantized {
+            return quantized_matmul(x, matrix, self.lora.as_deref());
+        }
         if let Some(lora) = &self.lora {
-            return lora.forward(x, &self.weight_out_in(), |x| {
-                self.few_rows(x).unwrap_or_else(|| Ok(self.libtorch_matmul(x)))
-            });
+            let weight = self.weight_out_in();
+            return lora.forward(
+                x,
+                move |_| weight.detach(),
+                |x| self.few_rows(x).unwrap_or_else(|| Ok(self.libtorch_matmul(x))),
+            );
         }
         let product = self.few_rows(x).or_else(|| self.matmul_deferring_weight_grad(x));
         product.unwrap_or_else(|| Ok(self.libtorch_matmul(x)))
@@ -98,7 +107,11 @@ impl Linear {
     pub fn select_columns(&self, columns: &Range<i64>) -> Self {
         let narrow_to = |x: &Tensor, dim: i64| x.narrow(dim, columns.start, columns.end - columns.start);
         Self {
-            weight: narrow_to(&self.weight, i64::from(self.is_conv1d)),
+            weight: match &self.quantized {
+                Some(_) => self.weight.shallow_clone(),
+                None => narrow_to(&self.weight, i64::from(self.is_conv1d)),
+            },
+            quantized: self.quantized.as_ref().map(|matrix| matrix.select_outputs(columns)),
             bias: self.bias.as_ref().map(|bias| narrow_to(bias, 0)),
             is_conv1d: self.is_conv1d,
             lora: self.lora.as_ref().map(|lora| Box::new(lora.select_outputs(columns))),
@@ -108,7 +121,8 @@ impl Linear {
     /// [`forward`](Self::forward) plus `residual` `[N, out]`, in one operation if there is no bias.
     pub fn forward_add(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor, parallel::Error> {
         let Some(residual) = residual else { return self.forward(x) };
-        if self.lora.is_some() || self.bias.is_some() || weight_grad_store::is_deferring() {
+        let is_frozen = self.lora.is_some() || self.quantized.is_some();
+        if is_frozen || self.bias.is_some() || weight_grad_store::is_deferring() {
             return Ok(self.forward(x)? + residual);
         }
         if let Some(product) = self.few_rows(x) {
@@ -118,9 +132,30 @@ impl Linear {
     }
 }
 
+/// The product of `x` `[N, in]` with a quantised weight, and the output of its adapter. The weight is made of its
+/// codes when it is needed, and once more in the backward pass: no graph keeps it.
+fn quantized_matmul(
+    x: &Tensor,
+    matrix: &QuantizedMatrix,
+    lora: Option<&LoraLinear>,
+) -> Result<Tensor, parallel::Error> {
+    let multiply =
+        |x: &Tensor| matrix.product(x).unwrap_or_else(|| x.linear(&matrix.dense(x.kind()), None::<&Tensor>));
+    let weight = matrix.clone();
+    if let Some(lora) = lora {
+        return lora.forward(x, move |kind| weight.dense(kind), |x| Ok(multiply(x)));
+    }
+    let product = no_grad(|| multiply(&x.detach()));
+    let node = autograd::node(product, &[x], move |grad| vec![Some(grad.matmul(&weight.dense(grad.kind())))]);
+    Ok(node?)
+}
+
 #[cfg(test)]
 mod tests {
+    use parallel::Placement;
     use tch::{Device, Kind};
+
+    use crate::quantize::Quantization;
 
     use super::*;
 
@@ -130,7 +165,7 @@ mod tests {
         let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu));
         for (is_conv1d, is_trained) in [(false, false), (false, true), (true, false), (true, true)] {
             let weight = random(&[520, 520]).set_requires_grad(is_trained);
-            let layer = Linear { weight, bias: None, is_conv1d, lora: None };
+            let layer = Linear { weight, quantized: None, bias: None, is_conv1d, lora: None };
             for rows in [1, 33] {
                 let x = random(&[rows, 520]);
                 let with_graph = layer.forward(&x.copy().set_requires_grad(true)).unwrap().detach();
@@ -153,6 +188,7 @@ mod tests {
             let x = random(&[rows, 300]).narrow(1, 5, 264);
             let linear = |weight: &Tensor, is_conv1d| Linear {
                 weight: weight.shallow_clone(),
+                quantized: None,
                 bias: Some(bias.shallow_clone()),
                 is_conv1d,
                 lora: None,
@@ -167,6 +203,57 @@ mod tests {
                 let error = layer.forward_add(&x, Some(&residual)).unwrap() - (&exact + &residual);
                 assert!(error.abs().max().double_value(&[]) < 1e-4, "{rows} rows with a residual");
             }
+        }
+    }
+
+    /// Few rows and many, with an adapter and without, fp32 and bf16: outputs and gradients are those of the layer with
+    /// the numbers that the codes stand for.
+    #[test]
+    fn a_quantised_layer_is_the_layer_of_its_numbers() {
+        tch::manual_seed(9);
+        let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu));
+        let full = random(&[72, 100]);
+        let matrix = QuantizedMatrix::new(Quantization::Nf4, &full, &Placement::Replicate).unwrap();
+        let (a, b) = (random(&[4, 100]), random(&[72, 4]));
+        let adapter = || {
+            let [a, b] = [&a, &b].map(|x| x.copy().set_requires_grad(true));
+            Box::new(LoraLinear { a, b, scaling: 0.5, magnitude: None })
+        };
+        for (rows, has_adapter, kind) in [
+            (3, true, Kind::Float),
+            (300, true, Kind::Float),
+            (300, false, Kind::Float),
+            (300, true, Kind::BFloat16),
+        ] {
+            let dense = matrix.dense(kind);
+            let x = random(&[rows, 100]).to_kind(kind);
+            let run = |quantized: Option<QuantizedMatrix>| {
+                let weight =
+                    if quantized.is_some() { Tensor::empty([0], (kind, Device::Cpu)) } else { dense.copy() };
+                let lora = has_adapter.then(adapter);
+                let layer = Linear { weight, quantized, bias: None, is_conv1d: false, lora };
+                let x = x.copy().set_requires_grad(true);
+                let output = layer.forward(&x).unwrap();
+                let adapter: Vec<&Tensor> = layer.lora.iter().flat_map(|lora| [&lora.a, &lora.b]).collect();
+                let inputs = [vec![&x], adapter].concat();
+                let mut all =
+                    Tensor::run_backward(&[output.square().sum(Kind::Float)], &inputs, false, false);
+                all.push(output.detach());
+                all
+            };
+            assert_eq!(run(Some(matrix.clone())), run(None), "{rows} rows, {has_adapter}, {kind:?}");
+            let narrow = |quantized: Option<QuantizedMatrix>| {
+                let weight = dense.copy();
+                let layer = Linear {
+                    weight,
+                    quantized,
+                    bias: None,
+                    is_conv1d: false,
+                    lora: has_adapter.then(adapter),
+                };
+                no_grad(|| layer.select_columns(&(8..40)).forward(&x)).unwrap()
+            };
+            assert_eq!(narrow(Some(matrix.clone())), narrow(None));
         }
     }
 }

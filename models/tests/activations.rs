@@ -24,7 +24,14 @@ fn model(family: &str, keys: &Value, kind: Kind) -> CausalLm {
     file.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
     let config = Config::from_json(&file.to_string(), "dir").unwrap();
     let model_parallel = ModelParallel::NONE;
-    let options = LoadOptions { kind, device: Device::Cpu, trainable: true, model_parallel, memory: None };
+    let options = LoadOptions {
+        kind,
+        device: Device::Cpu,
+        trainable: true,
+        model_parallel,
+        memory: None,
+        quantize: None,
+    };
     CausalLm::random(config, 1, &options).unwrap()
 }
 

@@ -17,6 +17,7 @@ const OPTIONS: LoadOptions = LoadOptions {
     trainable: true,
     model_parallel: ModelParallel::NONE,
     memory: None,
+    quantize: None,
 };
 
 const LLAMA: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 50, "hidden_size": 32,

@@ -205,6 +205,7 @@ fn a_model_that_no_memory_holds_is_refused_before_it_is_made() {
         trainable: false,
         model_parallel: ModelParallel::NONE,
         memory: None,
+        quantize: None,
     };
     let error = CausalLm::random(config, 1, &options).unwrap_err().to_string();
     assert!(error.contains("parameters, which take") && error.contains("GiB of memory"), "{error}");

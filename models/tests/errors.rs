@@ -18,6 +18,7 @@ const OPTIONS: LoadOptions = LoadOptions {
     trainable: false,
     model_parallel: ModelParallel::NONE,
     memory: None,
+    quantize: None,
 };
 
 /// A copy of a golden model whose tensors `change` may change.

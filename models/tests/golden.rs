@@ -53,6 +53,7 @@ const OPTIONS: LoadOptions = LoadOptions {
     trainable: false,
     model_parallel: ModelParallel::NONE,
     memory: None,
+    quantize: None,
 };
 const TRAINABLE: LoadOptions = LoadOptions { trainable: true, ..OPTIONS };
 

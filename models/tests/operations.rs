@@ -74,6 +74,7 @@ fn model(layers: i64, is_trained: bool) -> CausalLm {
         trainable: is_trained,
         model_parallel: ModelParallel::NONE,
         memory: None,
+        quantize: None,
     };
     CausalLm::random(Config::from_json(&file.to_string(), "test").unwrap(), 1, &options).unwrap()
 }

@@ -17,6 +17,7 @@ const OPTIONS: LoadOptions = LoadOptions {
     trainable: false,
     model_parallel: ModelParallel::NONE,
     memory: None,
+    quantize: None,
 };
 
 /// 64 greedy tokens after `<s>`, by transformers 5.23.0 (torch 2.11.0, eager attention, fp32): "Once upon a

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use datasets::{Names, Overlong};
 use gemini::ZeroStage;
 use models::lora::LoraConfig;
+use models::quantize::Quantization;
 use parallel::Transport;
 use parallel::pipeline::ScheduleKind;
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,11 @@ pub(crate) struct ModelSection {
     /// The device that the stage computes on: `cpu`, `cuda` (each process of a machine gets a GPU of its
     /// own), `cuda:1` (this GPU), or `auto`: an NVIDIA GPU if there is one, else the CPU.
     pub(crate) device: DeviceSetting,
+    /// Holds the weights of the frozen model's linear layers in codes: `nf4` (four bits and a scale for 64 numbers,
+    /// as QLoRA does) or `int8` (eight bits and a scale for each output). Only with adapters, and on the CPU. If
+    /// absent, as numbers of `dtype`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) quantize: Option<Quantization>,
     /// Trains low-rank adapters on the model, whose own weights stay frozen ([`[model.lora]`](#modellora)
     /// has the keys). If absent, the whole model is trained.
     #[serde(skip_serializing_if = "Option::is_none")]

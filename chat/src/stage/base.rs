@@ -27,6 +27,7 @@ pub(crate) static STAGE: Stage = Stage {
         ignored_keys: &[
             ("model.path", "the base model starts from [base]"),
             ("model.lora", "a new model is trained whole"),
+            ("model.quantize", "a new model is trained whole"),
             PTX,
         ],
     },

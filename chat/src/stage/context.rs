@@ -143,7 +143,8 @@ pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> a
 
     let model_parallel = model_parallel(config, ctx.groups);
     let memory = WeightMemory::for_device(&ctx.memory, device, ctx.groups);
-    Ok(LoadOptions { kind: config.model.dtype.kind(), device, trainable: true, model_parallel, memory })
+    let (kind, quantize) = (config.model.dtype.kind(), config.model.quantize);
+    Ok(LoadOptions { kind, device, trainable: true, model_parallel, memory, quantize })
 }
 
 /// The adapters that a run begins with, if it trains any: those of `[model.lora]` on a whole model. A run that
@@ -153,6 +154,11 @@ pub(super) fn new_adapter(
     folder: &ModelFolder,
     ctx: &StageContext<'_>,
 ) -> anyhow::Result<Option<Arc<LoraPlan>>> {
+    if config.model.quantize.is_some() && config.model.lora.is_none() && folder.base().is_none() {
+        let message =
+            "weights that are trained have to be numbers: leave it out, or train adapters, with [model.lora]";
+        return Err(refused("model.quantize", message));
+    }
     let (Some(_), Some(checkpoint)) = (&config.model.lora, ctx.folder.checkpoint()) else {
         return first_adapter(config, folder);
     };
@@ -194,7 +200,7 @@ pub(super) fn trained_adapter(
 }
 
 /// Loads the language model that a stage trains: whole, or as a frozen trunk with the adapters `new_adapter`,
-/// or with those of its folder.
+/// or with those of its folder. A model that is whole is never quantised.
 pub(super) fn load_trained(
     folder: &ModelFolder,
     new_adapter: Option<&Arc<LoraPlan>>,
@@ -202,6 +208,9 @@ pub(super) fn load_trained(
     options: &LoadOptions,
 ) -> Result<CausalLm, models::Error> {
     match new_adapter {
+        None if folder.base().is_none() => {
+            folder.causal_lm(&LoadOptions { quantize: None, ..options.clone() })
+        }
         None => folder.causal_lm(options),
         Some(lora) => load_trunk(folder, options)?.with_new_adapter(lora, seed, true),
     }

@@ -115,7 +115,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     }
     let options = trainable_options(config, ctx)?;
     let model = context::load_trained(&folder, adapter.as_ref(), config.seed, &options)?;
-    let frozen = LoadOptions { trainable: false, ..options };
+    let frozen = LoadOptions { trainable: false, quantize: None, ..options };
     // Rows of the teacher's vocabulary that no token has are left out.
     let teacher = CausalLm::load_resized(teacher_folder.path(), student.vocab_size(), &frozen)?;
     let objective = Distill::new(sft::objective(config, &model, &inputs)?, &teacher, &config.distill)?;

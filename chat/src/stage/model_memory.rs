@@ -47,12 +47,13 @@ impl<'a> PlannedModel<'a> {
 
     fn spec(&self) -> DecoderSpec {
         let (config, lora) = (self.config.clone(), self.lora.cloned());
-        DecoderSpec { config, head: self.head, is_on_trunk: lora.is_some() || self.shares_trunk, lora }
+        let is_on_trunk = lora.is_some() || self.shares_trunk;
+        DecoderSpec { config, head: self.head, is_on_trunk, lora, quantize: None }
     }
 
     fn load_options(&self, model_parallel: ModelParallel) -> LoadOptions {
         let (kind, trainable) = (self.kind, self.is_trained);
-        LoadOptions { kind, device: Device::Cpu, trainable, model_parallel, memory: None }
+        LoadOptions { kind, device: Device::Cpu, trainable, model_parallel, memory: None, quantize: None }
     }
 }
 
@@ -109,7 +110,8 @@ fn bytes_of(
     groups: &ProcessGroups,
     model: &PlannedModel<'_>,
 ) -> Result<ModelBytes, models::Error> {
-    let options = model.load_options(model_parallel(config, groups));
+    let quantize = config.model.quantize.filter(|_| model.lora.is_some());
+    let options = LoadOptions { quantize, ..model.load_options(model_parallel(config, groups)) };
     let specs = if model.shares_trunk { own_weight_specs } else { weight_specs }(model.spec(), &options)?;
     let (stage, moments) = (config.parallel.zero, config.train.moments_dtype);
     Ok(ModelBytes { role: model.role, bytes: StateBytes::of(&specs, stage, groups, moments) })

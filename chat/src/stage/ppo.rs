@@ -420,6 +420,8 @@ impl PpoModelSet {
     ) -> anyhow::Result<Self> {
         let options = trainable_options(config, ctx)?;
         let trunk = Trunk::load(&folders.policy, adapter.is_some(), &options)?;
+        // What does not lie on the policy's trunk has weights of its own, as numbers.
+        let options = LoadOptions { quantize: None, ..options };
         let frozen = |kind| LoadOptions { kind, trainable: false, ..options.clone() };
         Ok(Self {
             policy: match (&trunk, adapter) {

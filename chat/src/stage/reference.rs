@@ -112,6 +112,9 @@ impl Reference {
         let mut fingerprint = Fingerprint::default();
         fingerprint.add(b"log-probabilities under a reference");
         fingerprint.add(config.model.dtype.name().as_bytes());
+        if let Some(quantization) = config.model.quantize {
+            fingerprint.add(quantization.name().as_bytes());
+        }
         let config_folder = self.folder.base().unwrap_or(self.folder.path());
         fingerprint.add_file(&config_folder.join("config.json"))?;
         for path in self.folder.weight_paths()? {

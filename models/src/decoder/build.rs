@@ -32,7 +32,13 @@ impl Decoder {
         let owns_segment =
             |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.owns_segment(segment));
 
-        let mut builder = ModuleBuilder::new(&architecture, model_parallel, spec.lora.as_deref(), source);
+        let mut builder = ModuleBuilder::new(
+            &architecture,
+            model_parallel,
+            spec.lora.as_deref(),
+            spec.quantize.as_ref(),
+            source,
+        );
         builder.set_local(owns_segment(0));
         let mut segment_offsets = vec![0];
 
@@ -69,7 +75,7 @@ impl Decoder {
             [owns_segment(0), owns_segment(last)],
         )?;
 
-        let BuiltParameters { parameters, parts, adapted } = builder.finish()?;
+        let BuiltParameters { parameters, parts, adapted, quantized } = builder.finish()?;
         Ok(Self {
             config: spec.config,
             token_embedding,
@@ -83,6 +89,7 @@ impl Decoder {
             parameters,
             parts,
             lora: spec.lora.map(|plan| LoraModel { plan, adapted }),
+            quantized,
             is_on_trunk: spec.is_on_trunk,
             model_parallel: model_parallel.clone(),
             pipeline,

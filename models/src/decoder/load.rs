@@ -13,15 +13,16 @@ use parallel::memory;
 use parallel::residency::{
     Access, HeldWeights, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
 };
-use parallel::{Placement, Segmented};
-use tch::Tensor;
+use parallel::{Parameter, Placement, Segmented};
+use tch::{Device, Kind, Tensor};
 
 use super::{Decoder, DecoderSpec, HeadKind, LoadOptions, ModelMemory};
 use crate::Error;
 use crate::architecture::Names;
-use crate::builder::{ParameterRequest, SCORE_WEIGHT};
+use crate::builder::{ParameterPart, ParameterRequest, SCORE_WEIGHT};
 use crate::config::Config;
 use crate::initialize;
+use crate::quantize::QuantizedSource;
 use crate::weights::{TensorReader, WeightFolder, copy_elements};
 
 /// The values of one parameter.
@@ -71,7 +72,10 @@ pub(crate) fn from_folder(
 
     let names = config.architecture().names;
     let ties = config.architecture().tie_word_embeddings && head == HeadKind::Vocabulary;
-    let decoder = fill(DecoderSpec::whole(config, head), options, &mut |request| {
+    check_quantize(&config, options)?;
+    let quantize = options.quantize.map(QuantizedSource::Read);
+    let spec = DecoderSpec { quantize, ..DecoderSpec::whole(config, head) };
+    let decoder = fill(spec, options, &mut |request| {
         if let (SCORE_WEIGHT, Some(seed)) = (request.name, score_seed) {
             return Ok(Values::Tensor(initial_values(request, seed)));
         }
@@ -197,6 +201,7 @@ fn copy_for_decoding(from: &Decoder, memory: &ModelMemory) -> Result<Decoder, Er
         trainable: false,
         model_parallel: from.model_parallel().clone(),
         memory: Some(memory.allocator.unsharded()),
+        quantize: None,
     };
     let mut held = HeldWeights::none();
     fill(from.spec(HeadKind::Vocabulary), &options, &mut |request| {
@@ -229,6 +234,7 @@ pub(super) fn fill(
     let Some(allocator) = &options.memory else {
         return Decoder::build(spec, &options.model_parallel, &mut |request| {
             Ok(match values(request)? {
+                values if request.part == ParameterPart::Quantized => values.read()?,
                 values if !request.is_local => values.read()?,
                 values => options
                     .materialize(request, &values.read()?)
@@ -241,7 +247,7 @@ pub(super) fn fill(
     let mut next = 0..;
     let mut decoder = Decoder::build(spec, &options.model_parallel, &mut |request| {
         let values = values(request)?;
-        if !request.is_local {
+        if !request.is_local || request.part == ParameterPart::Quantized {
             return values.read();
         }
         let index = next.next().expect("the range does not end");
@@ -270,14 +276,26 @@ fn reserve(
     options: &LoadOptions,
     allocator: &Arc<dyn WeightAllocator>,
 ) -> Result<Arc<dyn WeightStore>, Error> {
-    let (decoder, specs) = without_values(spec, options)?;
+    let quantize = spec.quantize.map(|quantize| match quantize {
+        QuantizedSource::Read(quantization) => QuantizedSource::Sizes(quantization),
+        other => other,
+    });
+    let (decoder, specs) = without_values(DecoderSpec { quantize, ..spec }, options)?;
     Ok(allocator.allocate(specs, decoder.weights_of_parts())?)
 }
 
 /// The places that the parameters of this rank need in memory, in order of use. Loads nothing, and works
-/// with process groups for planning.
+/// with process groups for planning. A quantised weight takes as many bytes as its codes and scales.
 pub fn weight_specs(spec: DecoderSpec, options: &LoadOptions) -> Result<Vec<WeightSpec>, Error> {
-    Ok(without_values(spec, options)?.1)
+    let quantize = options.quantize.map(QuantizedSource::Sizes);
+    let (decoder, mut specs) = without_values(DecoderSpec { quantize, ..spec }, options)?;
+    specs.extend(decoder.quantized_weights().iter().map(|(layer, matrix)| WeightSpec {
+        parameter: Parameter::replicated(format!("{layer}.weight"), &options.placeholder()),
+        shape: vec![matrix.num_bytes() as i64],
+        kind: Kind::Uint8,
+        trainable: false,
+    }));
+    Ok(specs)
 }
 
 /// Like [`weight_specs`], for a decoder on a trunk that is in memory already: the places of what the decoder
@@ -366,6 +384,29 @@ impl FileValues {
     }
 }
 
+/// Returns an error for a model whose weights cannot be quantised as `options` ask for.
+fn check_quantize(config: &Config, options: &LoadOptions) -> Result<(), Error> {
+    let Some(quantization) = options.quantize else { return Ok(()) };
+    let memory = options.memory.as_ref();
+    let fix = if options.trainable {
+        "weights that are trained have to be numbers: train adapters, with [model.lora]"
+    } else if config.architecture().experts.is_some() {
+        "the weights of experts are not quantised: leave it out for this model"
+    } else if options.device != Device::Cpu {
+        "weights are quantised on the processor only: set [model] device = \"cpu\""
+    } else if memory.is_some_and(|memory| memory.is_limited() || memory.num_shards() > 1) {
+        "quantised weights stay in memory: leave out [gemini] device_memory and [parallel] zero = 3"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Unsupported {
+        path: config.origin().to_owned(),
+        key: "[model] quantize".to_owned(),
+        value: quantization.name().to_owned(),
+        fix: fix.to_owned(),
+    })
+}
+
 /// Returns an error if this process's share of the model alone exceeds the memory of the machine. The
 /// operating system would kill the process without a message.
 fn check_memory(config: &Config, options: &LoadOptions) -> Result<(), Error> {
@@ -377,7 +418,15 @@ fn check_memory(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     let parameters = config.architecture().num_parameters();
     let shards =
         options.model_parallel.num_shards() * options.memory.as_ref().map_or(1, |memory| memory.num_shards());
-    let needed = parameters * options.kind.elt_size_in_bytes() as f64 / shards as f64;
+    let width = options.kind.elt_size_in_bytes() as f64;
+    let bytes = match options.quantize {
+        None => parameters * width,
+        Some(quantization) => {
+            let tables = config.architecture().num_table_parameters();
+            tables * width + (parameters - tables) * quantization.bytes_per_number()
+        }
+    };
+    let needed = bytes / shards as f64;
     if needed <= available as f64 {
         return Ok(());
     }

@@ -60,23 +60,31 @@ pub(crate) fn with_adapter(
 /// A decoder without adapters that computes what `from` computes.
 pub(crate) fn merge(from: &Decoder, head: HeadKind, options: &LoadOptions) -> Result<Decoder, Error> {
     let options = LoadOptions { model_parallel: from.model_parallel.clone(), ..options.clone() };
-    let spec = DecoderSpec { lora: None, ..from.spec(head) };
+    let spec = DecoderSpec { lora: None, quantize: None, ..from.spec(head) };
     load::fill(spec, &options, &mut |request| {
         if !request.is_local {
             return Ok(Values::Tensor(options.placeholder()));
         }
+        let module = request.name.strip_suffix(".weight").unwrap_or(request.name);
+        let is_conv1d = from.architecture().is_conv1d;
+        let in_layout = |weight: Tensor| if is_conv1d { weight.tr().contiguous() } else { weight };
+        if let Some(matrix) = from.quantized.get(module) {
+            let weight = matrix.dense(Kind::Float);
+            let Some((lora, own)) = adapter_of(from, module)? else {
+                return Ok(Values::Tensor(in_layout(weight)));
+            };
+            let _weights = HeldWeights::fetch(from.residency(), Weights::Parameters(&own), Access::Read)?;
+            return Ok(Values::Tensor(in_layout(lora.merged(&weight)?)));
+        }
         let index = shared_index(from, request.name);
         let weight = from.parameters[index].tensor.detach();
-        let module = request.name.strip_suffix(".weight").unwrap_or(request.name);
         let Some((lora, own)) = adapter_of(from, module)? else {
             let _weight = HeldWeights::fetch(from.residency(), Weights::Parameter(index), Access::Read)?;
             return Ok(Values::Tensor(weight.copy()));
         };
         let used: Vec<usize> = own.into_iter().chain([index]).collect();
         let _weights = HeldWeights::fetch(from.residency(), Weights::Parameters(&used), Access::Read)?;
-        let is_conv1d = from.architecture().is_conv1d;
-        let merged = lora.merged(&if is_conv1d { weight.tr() } else { weight })?;
-        Ok(Values::Tensor(if is_conv1d { merged.tr().contiguous() } else { merged }))
+        Ok(Values::Tensor(in_layout(lora.merged(&if is_conv1d { weight.tr() } else { weight })?)))
     })
 }
 
@@ -108,13 +116,15 @@ fn build(
     trainable: bool,
     values: &mut ValuesFn<'_>,
 ) -> Result<Decoder, Error> {
-    let spec = DecoderSpec::on_trunk(trunk.config.clone(), head, lora.cloned());
+    let quantize = trunk.shared_codes();
+    let spec = DecoderSpec { quantize, ..DecoderSpec::on_trunk(trunk.config.clone(), head, lora.cloned()) };
     let options = LoadOptions {
         kind: trunk.kind(),
         device: trunk.device(),
         trainable,
         model_parallel: trunk.model_parallel.clone(),
         memory: trunk.memory.as_ref().map(|memory| Arc::clone(&memory.allocator)),
+        quantize: None,
     };
     let own =
         options.memory.as_ref().map(|allocator| reserve(spec.clone(), &options, allocator)).transpose()?;
@@ -208,6 +218,9 @@ fn new_values(trunk: &Decoder, request: &ParameterRequest<'_>, seed: u64) -> Res
 /// The norms of the rows `[out, in]` of a linear layer's weight, `[out]`, fp32: the magnitudes of a new DoRA
 /// adapter.
 fn row_norms(trunk: &Decoder, module: &str) -> Result<Tensor, Error> {
+    if let Some(matrix) = trunk.quantized.get(module) {
+        return Ok(matrix.row_norms()?);
+    }
     let index = shared_index(trunk, &format!("{module}.weight"));
     let _weight = HeldWeights::fetch(trunk.residency(), Weights::Parameter(index), Access::Read)?;
     let parameter = &trunk.parameters[index];

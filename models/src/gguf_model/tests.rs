@@ -15,7 +15,7 @@ use parallel::Segmented;
 
 fn options(kind: Kind) -> LoadOptions {
     let model_parallel = ModelParallel::NONE;
-    LoadOptions { kind, device: Device::Cpu, trainable: false, model_parallel, memory: None }
+    LoadOptions { kind, device: Device::Cpu, trainable: false, model_parallel, memory: None, quantize: None }
 }
 
 /// A small configuration with some keys replaced.

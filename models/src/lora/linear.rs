@@ -32,26 +32,33 @@ pub(crate) struct Magnitude {
 }
 
 impl LoraLinear {
-    /// The output `[N, out]` of the adapted layer without its bias, from `x` `[N, in]`. `weight` is the frozen
-    /// weight `[out, in]`, and `multiply` computes the product of its argument with it.
+    /// The output `[N, out]` of the adapted layer without its bias, from `x` `[N, in]`. `weight` returns the frozen
+    /// weight `[out, in]`, in the kind that it is asked for if it is made for the call, and `multiply` computes the
+    /// product of its argument with it.
     pub(crate) fn forward(
         &self,
         x: &Tensor,
-        weight: &Tensor,
+        weight: impl Fn(Kind) -> Tensor + Send + 'static,
         multiply: impl FnOnce(&Tensor) -> Result<Tensor, parallel::Error>,
     ) -> Result<Tensor, parallel::Error> {
         let product = no_grad(|| multiply(&x.detach()))?;
         let Some(magnitude) = &self.magnitude else { return self.add_to(&product, x, weight) };
         let kind = product.kind();
+        let factors = magnitude.factors(self, || weight(kind))?;
         let sum = self.add_to(&product.to_kind(Kind::Float), x, weight)?;
-        Ok((sum * magnitude.factors(self, weight)?).to_kind(kind))
+        Ok((sum * factors).to_kind(kind))
     }
 
     /// Adds the adapter's output to `product` `[N, out]`, which is `x W^T`, as one node of the graph: it keeps
     /// `x` and the `r` numbers of each row between the two matrices.
-    fn add_to(&self, product: &Tensor, x: &Tensor, weight: &Tensor) -> Result<Tensor, parallel::Error> {
+    fn add_to(
+        &self,
+        product: &Tensor,
+        x: &Tensor,
+        weight: impl Fn(Kind) -> Tensor + Send + 'static,
+    ) -> Result<Tensor, parallel::Error> {
         let (kind, scaling) = (product.kind(), self.scaling);
-        let [a, b, weight, x_value] = [&self.a, &self.b, weight, x].map(Tensor::detach);
+        let [a, b, x_value] = [&self.a, &self.b, x].map(Tensor::detach);
         let (output, low) = no_grad(|| {
             let low = x_value.to_kind(Kind::Float).matmul(&a.tr());
             // The product belongs to this call alone, so the sum may take its memory.
@@ -63,7 +70,7 @@ impl LoraLinear {
         let node = autograd::node(output, &[x, &self.a, &self.b], move |grad| {
             let full = grad.to_kind(Kind::Float);
             let low_grad = full.matmul(&b) * scaling;
-            let mut x_grad = grad.to_kind(x_value.kind()).matmul(&weight);
+            let mut x_grad = grad.to_kind(x_value.kind()).matmul(&weight(x_value.kind()));
             if x_grad.kind() == Kind::Float {
                 let _ = x_grad.addmm_(&low_grad, &a);
             } else {
@@ -95,7 +102,8 @@ impl LoraLinear {
     /// `W + s B A`, or with magnitudes its rows scaled by their factors: the weight of a layer without an
     /// adapter that computes the same, `[out, in]` in fp32.
     pub(crate) fn merged(&self, weight: &Tensor) -> Result<Tensor, parallel::Error> {
-        let factors = self.magnitude.as_ref().map(|magnitude| magnitude.factors(self, weight)).transpose()?;
+        let factors = self.magnitude.as_ref();
+        let factors = factors.map(|magnitude| magnitude.factors(self, || weight.detach())).transpose()?;
         Ok(no_grad(|| {
             let sum = weight.to_kind(Kind::Float) + self.b.matmul(&self.a) * self.scaling;
             factors.map_or_else(|| sum.shallow_clone(), |factors| &sum * factors.unsqueeze(1))
@@ -125,8 +133,8 @@ impl LoraLinear {
 
 impl Magnitude {
     /// `m / |W + s B A|`, `[out]`. The norm has no gradient.
-    fn factors(&self, lora: &LoraLinear, weight: &Tensor) -> Result<Tensor, parallel::Error> {
-        let compute = || Ok(&self.values / lora.row_norms(weight, self.input_group.as_deref())?);
+    fn factors(&self, lora: &LoraLinear, weight: impl Fn() -> Tensor) -> Result<Tensor, parallel::Error> {
+        let compute = || Ok(&self.values / lora.row_norms(&weight(), self.input_group.as_deref())?);
         if self.values.requires_grad() {
             return compute();
         }
@@ -198,7 +206,8 @@ mod tests {
                     factors: OnceLock::new(),
                 });
                 let lora = LoraLinear { a: a.shallow_clone(), b: b.shallow_clone(), scaling: 1.5, magnitude };
-                lora.forward(x, weight, |x| Ok(x.matmul(&weight.tr()))).unwrap()
+                let frozen = weight.shallow_clone();
+                lora.forward(x, move |_| frozen.detach(), |x| Ok(x.matmul(&weight.tr()))).unwrap()
             });
             for (index, (exact, found)) in exact.iter().zip(found).enumerate() {
                 let error = (exact - found).abs().max().double_value(&[]);
@@ -213,10 +222,12 @@ mod tests {
         let [x, weight, a, b, values] = [x, weight, a, b, magnitudes].map(|x| x.to_kind(Kind::Float));
         let magnitude = Magnitude { values, input_group: None, factors: OnceLock::new() };
         let lora = LoraLinear { a, b, scaling: 0.5, magnitude: Some(magnitude) };
-        let narrow = weight.narrow(0, 2, 3);
-        let selected =
-            lora.select_outputs(&(2..5)).forward(&x, &narrow, |x| Ok(x.matmul(&narrow.tr()))).unwrap();
-        let whole = lora.forward(&x, &weight, |x| Ok(x.matmul(&weight.tr()))).unwrap().narrow(1, 2, 3);
+        let output = |lora: &LoraLinear, weight: &Tensor| {
+            let frozen = weight.shallow_clone();
+            lora.forward(&x, move |_| frozen.detach(), |x| Ok(x.matmul(&weight.tr()))).unwrap()
+        };
+        let selected = output(&lora.select_outputs(&(2..5)), &weight.narrow(0, 2, 3));
+        let whole = output(&lora, &weight).narrow(1, 2, 3);
         assert!((selected - whole).abs().max().double_value(&[]) < 1e-6);
     }
 }

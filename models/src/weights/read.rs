@@ -77,6 +77,7 @@ impl WeightFolder {
         for name in names {
             if let Some(file) = self.files.iter().find(|file| file.shape(name).is_some()) {
                 self.used.insert(name.clone());
+                refuse_codes(file, name)?;
                 let resized = self.resized_vocab.filter(|[from, to]| {
                     shape.len() == 2
                         && shape[0] == *to
@@ -146,6 +147,19 @@ impl TensorReader {
         copy_elements(target, &self.read()?, elements);
         Ok(())
     }
+}
+
+/// Returns an error for a tensor of codes, which are no weights without their scales.
+fn refuse_codes(file: &TensorFile, name: &str) -> Result<(), Error> {
+    let Some(dtype @ ("U8" | "I8")) = file.dtype(name) else { return Ok(()) };
+    Err(Error::Unsupported {
+        path: file.path().display().to_string(),
+        key: name.to_owned(),
+        value: dtype.to_owned(),
+        fix: "the model was saved with quantised weights: take the one that it was made from, and quantise it while \
+              it is read with [model] quantize"
+            .to_owned(),
+    })
 }
 
 /// Copies some elements of `values` to their places in `target`, a contiguous tensor of the same shape.
@@ -237,6 +251,21 @@ mod tests {
                 "{name:?}: {error}"
             );
             assert!(!error.chars().any(char::is_control), "{error}");
+        }
+    }
+
+    #[test]
+    fn codes_are_not_taken_for_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        for dtype in ["I8", "U8"] {
+            let header =
+                format!(r#"{{"a.weight": {{"dtype": "{dtype}", "shape": [2, 2], "data_offsets": [0, 4]}}}}"#);
+            let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[1, 2, 3, 4]].concat();
+            std::fs::write(folder.path().join(SINGLE), bytes).unwrap();
+            let mut weights = WeightFolder::open(folder.path()).unwrap();
+            let found = weights.tensor(&["a.weight".to_owned()], &[2, 2], &Placement::Replicate);
+            let error = found.unwrap_err().to_string();
+            assert!(error.contains("model.safetensors: `a.weight`") && error.contains(dtype), "{error}");
         }
     }
 

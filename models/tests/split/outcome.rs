@@ -39,7 +39,14 @@ pub(crate) const FAMILIES: [&str; 13] = [
 
 pub(crate) fn options(model_parallel: Option<&ModelParallel>) -> LoadOptions {
     let model_parallel = model_parallel.cloned().unwrap_or(ModelParallel::NONE);
-    LoadOptions { kind: Kind::Float, device: Device::Cpu, trainable: true, model_parallel, memory: None }
+    LoadOptions {
+        kind: Kind::Float,
+        device: Device::Cpu,
+        trainable: true,
+        model_parallel,
+        memory: None,
+        quantize: None,
+    }
 }
 
 /// Runs `body` on `size` ranks that share the weights of a model, each a thread.

@@ -54,7 +54,7 @@ pub enum Error {
         got: Vec<i64>,
     },
     /// A tensor has a dtype that cannot be loaded.
-    #[error("{}: `{name}` is stored as {dtype}: convert it to F32, BF16, F16 or F64", path.display())]
+    #[error("{}: `{name}` is stored as {dtype}: convert it to F32, BF16, F16, F64, U8 or I8", path.display())]
     Dtype {
         /// The file.
         path: PathBuf,

@@ -367,6 +367,30 @@ mod tests {
         assert!(TensorFile::open(folder.path()).unwrap_err().to_string().contains("it is a folder"));
     }
 
+    /// Codes are read as they are, from any shard, and a length that does not fit the shape is refused.
+    #[test]
+    fn codes_of_eight_bits_are_read_as_they_are() {
+        let entry = |dtype: &str, shape: &str| {
+            format!(r#"{{"a": {{"dtype": "{dtype}", "shape": {shape}, "data_offsets": [0, 6]}}}}"#)
+        };
+        for (dtype, kind, last) in [("U8", Kind::Uint8, 255), ("I8", Kind::Int8, -1)] {
+            assert!(
+                with_header(&entry(dtype, "[2, 4]")).unwrap_err().contains("has 6 bytes and should have 8")
+            );
+            let header = entry(dtype, "[2, 3]");
+            let bytes =
+                [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0, 1, 2, 3, 4, 255]].concat();
+            let file = opened(&bytes).unwrap();
+            let expected = Tensor::from_slice(&[0i64, 1, 2, 3, 4, last]).view([2, 3]).to_kind(kind);
+            assert_eq!(file.read("a", &[2, 3], &Placement::Replicate).unwrap(), expected);
+            let last_column = Placement::Shard {
+                spec: ShardSpec::even(1, 3, 3),
+                group: Arc::new(ProcessGroup::fake("test", vec![0, 1, 2], 2)),
+            };
+            assert_eq!(file.read("a", &[2, 3], &last_column).unwrap(), expected.narrow(1, 2, 1));
+        }
+    }
+
     #[test]
     fn the_text_of_the_metadata_does_not_matter() {
         let text = "x".repeat(1 << 20);

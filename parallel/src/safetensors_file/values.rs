@@ -44,6 +44,13 @@ impl AllowedValues {
                 let value = |bits: u64| float(bits << 16);
                 find(bytes, refused(0x7f80, 1 << 15), |two| u16::from_le_bytes(two).into(), value)
             }
+            // Whole numbers are finite.
+            Kind::Uint8 => None,
+            Kind::Int8 if signed => None,
+            Kind::Int8 => {
+                let value = |bits: u64| f64::from((bits as u8).cast_signed());
+                find(bytes, |bits| bits & 0x80 != 0, |[one]: [u8; 1]| one.into(), value)
+            }
             Kind::Half => find(bytes, refused(0x7c00, 1 << 15), |two| u16::from_le_bytes(two).into(), half),
             _ => find(bytes, refused(0x7ff0 << 48, 1 << 63), u64::from_le_bytes, wide),
         }
@@ -79,6 +86,15 @@ mod tests {
     use tch::Tensor;
 
     use super::*;
+
+    #[test]
+    fn whole_numbers_are_finite_and_may_be_below_zero() {
+        for allowed in [AllowedValues::Any, AllowedValues::Finite, AllowedValues::NotNegative] {
+            assert_eq!(allowed.first_refused(&[0, 255, 128], Kind::Uint8), None);
+            let below_zero = (allowed == AllowedValues::NotNegative).then_some((1, -1.0));
+            assert_eq!(allowed.first_refused(&[7, 255, 128], Kind::Int8), below_zero);
+        }
+    }
 
     /// libtorch rounds the numbers to each kind.
     #[test]

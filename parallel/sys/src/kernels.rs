@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`rms_norm`], [`rotary`], [`gated`] | any number, forward and backward, in fp32 and bfloat16 |
 //! | [`linear`] | few, in fp32 |
+//! | [`quantized`] | few, in fp32 and bfloat16, with a matrix of codes; and the matrix that the codes stand for |
 //! | [`attention`] | one for each sequence, in fp32 and bfloat16 |
 //!
 //! The first three round where the composed operations do.
@@ -30,6 +31,7 @@ pub mod gated;
 mod lanes;
 pub mod linear;
 mod prefetch;
+pub mod quantized;
 pub mod rms_norm;
 pub mod rotary;
 

@@ -48,6 +48,7 @@ fn options(trainable: bool) -> LoadOptions {
         trainable,
         model_parallel: ModelParallel::NONE,
         memory: None,
+        quantize: None,
     }
 }
 

@@ -31,8 +31,22 @@ pub(super) trait Lanes: Copy {
         }
     }
 
+    /// Reads sixteen whole numbers of eight bits from `place` on.
+    unsafe fn load_whole(place: *const i8) -> Self;
+
+    /// The numbers of `book` at sixteen places of four bits, which are read from `pairs` on: two in each of eight
+    /// bytes, the first in the upper half.
+    unsafe fn look_up(book: &[f32; LANES], pairs: *const u8) -> Self;
+
     /// Writes the numbers to `place` and the fifteen after it.
     unsafe fn store(self, place: *mut f32);
+
+    /// `self factor`, rounded once.
+    #[inline(always)]
+    unsafe fn multiply(self, factor: Self) -> Self {
+        // SAFETY: the caller's promise. Minus zero changes no number, and no zero either.
+        unsafe { self.multiply_add(factor, Self::splat(-0.0)) }
+    }
 
     /// `self factor + sum`, rounded once.
     unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self;
@@ -179,6 +193,21 @@ mod x86 {
 
         #[inline]
         #[target_feature(enable = "avx512f")]
+        unsafe fn load_whole(place: *const i8) -> Self {
+            // SAFETY: the caller's promise.
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(place.cast()) }))
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        unsafe fn look_up(book: &[f32; 16], pairs: *const u8) -> Self {
+            // SAFETY: the caller's promise, and the book has sixteen numbers.
+            let (places, book) = unsafe { (places(pairs), _mm512_loadu_ps(book.as_ptr())) };
+            _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(places), book)
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f")]
         unsafe fn store(self, place: *mut f32) {
             // SAFETY: the caller's promise.
             unsafe { _mm512_storeu_ps(place, self) }
@@ -214,6 +243,28 @@ mod x86 {
         }
 
         #[inline]
+        #[target_feature(enable = "avx2")]
+        unsafe fn load_whole(place: *const i8) -> Self {
+            // SAFETY: the caller's promise.
+            let [lower, upper] =
+                unsafe { [_mm_loadl_epi64(place.cast()), _mm_loadl_epi64(place.add(8).cast())] };
+            [_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(lower)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(upper))]
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        unsafe fn look_up(book: &[f32; 16], pairs: *const u8) -> Self {
+            // SAFETY: the caller's promise, and the book has sixteen numbers.
+            let (places, lower, upper) = unsafe {
+                (places(pairs), _mm256_loadu_ps(book.as_ptr()), _mm256_loadu_ps(book.as_ptr().add(8)))
+            };
+            [
+                look_up_eight(lower, upper, _mm256_cvtepu8_epi32(places)),
+                look_up_eight(lower, upper, _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(places))),
+            ]
+        }
+
+        #[inline]
         #[target_feature(enable = "avx")]
         unsafe fn store(self, place: *mut f32) {
             // SAFETY: the caller's promise.
@@ -241,6 +292,31 @@ mod x86 {
             ];
             sums_of_quarters([quarter(half[0]), quarter(half[1]), quarter(half[2]), quarter(half[3])])
         }
+    }
+
+    /// The sixteen halves of eight bytes, the upper half of each before the lower.
+    ///
+    /// # Safety
+    /// The eight bytes can be read.
+    #[inline]
+    #[target_feature(enable = "sse2")]
+    unsafe fn places(pairs: *const u8) -> __m128i {
+        // SAFETY: the caller's promise.
+        let pairs = unsafe { _mm_loadl_epi64(pairs.cast()) };
+        let half = _mm_set1_epi8(15);
+        let upper = _mm_and_si128(_mm_srli_epi16::<4>(pairs), half);
+        _mm_unpacklo_epi8(upper, _mm_and_si128(pairs, half))
+    }
+
+    /// The numbers at places in a book of two parts. A permutation looks at three bits of a place, and the fourth
+    /// chooses the part.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn look_up_eight(lower: __m256, upper: __m256, places: __m256i) -> __m256 {
+        let is_upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(places));
+        let [lower, upper] =
+            [_mm256_permutevar8x32_ps(lower, places), _mm256_permutevar8x32_ps(upper, places)];
+        _mm256_blendv_ps(lower, upper, is_upper)
     }
 
     /// Adds the upper half of the lanes to the lower half, and does so again.

@@ -55,7 +55,7 @@ pub fn forward(x: &Tensor, weight: &Tensor) -> Option<Tensor> {
 ///
 /// Tried on an AMD EPYC (Zen 4) alone, with both instruction sets: with AVX-512 it is faster up to 1024 rows
 /// of 512 inputs, and up to 128 of 8192. More rows on another processor cost time, and no result is wrong.
-fn most_rows(is_transposed: bool) -> i64 {
+pub(super) fn most_rows(is_transposed: bool) -> i64 {
     match InstructionSet::best() {
         InstructionSet::Build => 0,
         #[cfg(target_arch = "x86_64")]

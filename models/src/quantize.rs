@@ -1,0 +1,17 @@
+//! Frozen weights of linear layers in four or eight bits a number (QLoRA: Dettmers et al. 2023, arXiv 2305.14314).
+//!
+//! ```text
+//!   nf4      four bits: quantiles of the normal distribution, with a scale for 64 numbers
+//!   scales   those scales in eight bits
+//!   int8     eight bits, with a scale for each row
+//!   matrix   the weight of one linear layer on one rank
+//! ```
+//! Codes, scales and the numbers they stand for are those of bitsandbytes, bit for bit. Embeddings, norms, biases
+//! and heads stay as they are, as bitsandbytes leaves them.
+
+pub mod int8;
+pub mod matrix;
+pub mod nf4;
+pub mod scales;
+
+pub use matrix::{Quantization, QuantizedMatrix, QuantizedSource, QuantizedWeights};

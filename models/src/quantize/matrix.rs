@@ -1,0 +1,354 @@
+//! The quantised weight of one linear layer, of which a rank holds all or a shard.
+//!
+//! The whole matrix is quantised and then sharded, so the codes do not depend on the number of ranks. A block of
+//! NF4 may lie on two ranks, and the scales are an eighth of a bit a number, so every rank holds all scales. The
+//! codes never change and have no gradient.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use parallel::comm::{ProcessGroup, Reduction};
+use parallel::kernels::quantized::{self, CodeKind, Codes};
+use parallel::{Placement, ShardSpec, upload};
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor, no_grad};
+
+use super::int8::{self, Int8};
+use super::nf4::{self, BLOCK, Nf4Quantizer};
+use super::scales::{self, NESTED_BLOCK};
+
+/// The numbers that are quantised at a time, in whole blocks.
+const PIECE_NUMBERS: i64 = 1 << 20;
+
+/// How the weights of linear layers are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Quantization {
+    /// Four bits a number, blocks of 64 with a scale, and scales of eight bits.
+    Nf4,
+    /// Eight bits a number, and a scale for each output.
+    Int8,
+}
+
+impl Quantization {
+    /// The name in a run file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nf4 => "nf4",
+            Self::Int8 => "int8",
+        }
+    }
+
+    /// The bytes of a number with its part of the scales, of a large matrix.
+    pub fn bytes_per_number(self) -> f64 {
+        let (block, nested) = (BLOCK as f64, NESTED_BLOCK as f64);
+        match self {
+            Self::Nf4 => 0.5 + (1.0 + 4.0 / nested) / block,
+            Self::Int8 => 1.0,
+        }
+    }
+}
+
+/// Where a model gets its quantised weights.
+#[derive(Clone, Debug)]
+pub enum QuantizedSource {
+    /// It quantises them when it has read them.
+    Read(Quantization),
+    /// It gets none: only their sizes are wanted.
+    Sizes(Quantization),
+    /// It shares those of another model.
+    Shared(QuantizedWeights),
+}
+
+/// The quantised weights of a model, by the names of their layers.
+pub type QuantizedWeights = BTreeMap<String, QuantizedMatrix>;
+
+/// The quantised weight `[out, in]` of a linear layer on this rank.
+#[derive(Clone, Debug)]
+pub struct QuantizedMatrix {
+    held: Held,
+    /// The outputs that are meant, of those that are held.
+    rows: Range<usize>,
+    columns: usize,
+    /// The ranks over which the inputs are sharded.
+    input_group: Option<Arc<ProcessGroup>>,
+}
+
+#[derive(Debug)]
+enum Held {
+    Nf4 {
+        /// `u8`, two codes each.
+        codes: Tensor,
+        /// `u8`, the scales of the whole matrix.
+        scales: Tensor,
+        nested: Tensor,
+        offset: f32,
+        /// The number of each row's first element in the whole matrix.
+        row_starts: Arc<[u64]>,
+    },
+    Int8 {
+        /// `i8`, one for each number.
+        codes: Tensor,
+        scales: Tensor,
+    },
+    /// No codes, but the number of bytes that they would take.
+    Bytes(usize),
+}
+
+impl Clone for Held {
+    /// Makes other handles to the same codes.
+    fn clone(&self) -> Self {
+        match self {
+            Self::Nf4 { codes, scales, nested, offset, row_starts } => Self::Nf4 {
+                codes: codes.shallow_clone(),
+                scales: scales.shallow_clone(),
+                nested: nested.shallow_clone(),
+                offset: *offset,
+                row_starts: Arc::clone(row_starts),
+            },
+            Self::Int8 { codes, scales } => {
+                Self::Int8 { codes: codes.shallow_clone(), scales: scales.shallow_clone() }
+            }
+            Self::Bytes(bytes) => Self::Bytes(*bytes),
+        }
+    }
+}
+
+/// The part of a matrix that a rank holds: whole pieces of its rows.
+struct Part {
+    /// The numbers in the whole matrix of the first elements of the rows.
+    row_starts: Vec<u64>,
+    columns: usize,
+}
+
+impl Part {
+    /// The part of a matrix `[rows, columns]`; `None` if a row of it consists of several pieces.
+    fn of([rows, columns]: [i64; 2], placement: &Placement) -> Option<Self> {
+        let starts = |rows: &mut dyn Iterator<Item = i64>, first: i64| {
+            rows.map(|row| (row * columns + first) as u64).collect::<Vec<u64>>()
+        };
+        let part = |row_starts, columns: i64| Self { row_starts, columns: columns as usize };
+        let Placement::Shard { spec, group } = placement else {
+            return Some(part(starts(&mut (0..rows), 0), columns));
+        };
+        match (spec.dim(), spec.ranges(group.rank())) {
+            (0, ranges) => Some(part(starts(&mut ranges.iter().cloned().flatten(), 0), columns)),
+            (_, [range]) => Some(part(starts(&mut (0..rows), range.start), range.end - range.start)),
+            _ => None,
+        }
+    }
+}
+
+impl QuantizedMatrix {
+    /// Quantises `full`, a weight `[out, in]` with finite numbers, as if they were fp32, and keeps this rank's shard.
+    /// `None` if a row of the shard consists of several pieces.
+    pub fn new(quantization: Quantization, full: &Tensor, placement: &Placement) -> Option<Self> {
+        let shape: [i64; 2] = full.size().try_into().expect("a weight is a matrix");
+        let part = Part::of(shape, placement)?;
+        let (rows, columns) = (0..part.row_starts.len(), part.columns);
+        let held = match quantization {
+            Quantization::Nf4 => nf4(full, placement, part),
+            Quantization::Int8 => int8(full, placement),
+        };
+        Some(Self { held, rows, columns, input_group: input_group(placement) })
+    }
+
+    /// A matrix without values, which takes the bytes that a rank needs for a weight of this shape.
+    pub fn sizes(quantization: Quantization, shape: [i64; 2], placement: &Placement) -> Option<Self> {
+        let part = Part::of(shape, placement)?;
+        let (rows, columns) = (part.row_starts.len(), part.columns);
+        let bytes = match quantization {
+            Quantization::Nf4 => {
+                let blocks = (shape.iter().product::<i64>() as usize).div_ceil(BLOCK);
+                (rows * columns).div_ceil(2) + blocks + 4 * blocks.div_ceil(NESTED_BLOCK) + 8 * rows
+            }
+            Quantization::Int8 => rows * columns + 4 * rows,
+        };
+        Some(Self { held: Held::Bytes(bytes), rows: 0..rows, columns, input_group: input_group(placement) })
+    }
+
+    /// An empty tensor, in place of the numbers of a weight that is quantised.
+    pub(crate) fn no_numbers() -> Tensor {
+        Tensor::empty([0], (Kind::Float, Device::Cpu))
+    }
+
+    /// The outputs and the inputs on this rank.
+    pub fn size(&self) -> [i64; 2] {
+        [self.rows.len() as i64, self.columns as i64]
+    }
+
+    /// The bytes of codes and scales.
+    pub fn num_bytes(&self) -> usize {
+        match &self.held {
+            Held::Nf4 { codes, scales, nested, row_starts, .. } => {
+                codes.numel() + scales.numel() + 4 * nested.numel() + 8 * row_starts.len()
+            }
+            Held::Int8 { codes, scales } => codes.numel() + 4 * scales.numel(),
+            Held::Bytes(bytes) => *bytes,
+        }
+    }
+
+    /// The weight that the codes stand for, `[out, in]` in fp32 or bfloat16.
+    pub fn dense(&self, kind: Kind) -> Tensor {
+        self.with_codes(|codes| quantized::dequantize(codes, kind))
+    }
+
+    /// The product `[N, out]` of a few rows `x` `[N, in]`, without a graph; `None` where that with the dense weight
+    /// is the better way.
+    pub fn product(&self, x: &Tensor) -> Option<Tensor> {
+        self.with_codes(|codes| quantized::product(x, codes))
+    }
+
+    /// The outputs `outputs` alone.
+    #[must_use]
+    pub fn select_outputs(&self, outputs: &Range<i64>) -> Self {
+        let at = |output: i64| self.rows.start + output as usize;
+        Self { rows: at(outputs.start)..at(outputs.end), ..self.clone() }
+    }
+
+    /// The norms of the rows of the dense weight, `[out]`, fp32. All ranks that hold a part of the inputs call it.
+    pub(crate) fn row_norms(&self) -> Result<Tensor, parallel::Error> {
+        let squares = no_grad(|| self.dense(Kind::Float).square().sum_dim_intlist(1, false, Kind::Float));
+        if let Some(group) = &self.input_group {
+            group.all_reduce(&squares, Reduction::Sum)?;
+        }
+        Ok(no_grad(|| squares.sqrt()))
+    }
+
+    fn with_codes<T>(&self, run: impl FnOnce(&Codes<'_>) -> T) -> T {
+        let kind = match &self.held {
+            Held::Nf4 { codes, scales, nested, offset, row_starts } => CodeKind::Four {
+                codes,
+                scales,
+                nested,
+                offset: *offset,
+                row_starts,
+                book: &nf4::BOOK,
+                scale_book: scales::book(),
+            },
+            Held::Int8 { codes, scales } => CodeKind::Eight { codes, scales, unit: int8::UNIT },
+            Held::Bytes(_) => unreachable!("a model that is only planned computes nothing"),
+        };
+        run(&Codes { columns: self.columns, rows: &self.rows, kind })
+    }
+}
+
+/// The ranks over which a placement shards the inputs.
+fn input_group(placement: &Placement) -> Option<Arc<ProcessGroup>> {
+    match placement {
+        Placement::Shard { spec, group } if spec.dim() == 1 => Some(Arc::clone(group)),
+        _ => None,
+    }
+}
+
+/// Calls `push` with the numbers of `full` in fp32, `length` at a time.
+fn in_pieces(full: &Tensor, length: i64, mut push: impl FnMut(&[f32])) {
+    let flat = no_grad(|| full.detach().contiguous().view([-1]));
+    let numel = flat.numel() as i64;
+    for start in (0..numel).step_by(length.max(1) as usize) {
+        let piece = flat.narrow(0, start, length.min(numel - start)).to_kind(Kind::Float);
+        push(&Vec::<f32>::try_from(piece).expect("fp32 on the host"));
+    }
+}
+
+fn nf4(full: &Tensor, placement: &Placement, part: Part) -> Held {
+    let mut quantizer = Nf4Quantizer::default();
+    in_pieces(full, PIECE_NUMBERS, |numbers| quantizer.push(numbers));
+    let whole = quantizer.finish();
+    let codes = match placement {
+        Placement::Replicate => whole.codes,
+        Placement::Shard { .. } => part.codes(&whole.codes),
+    };
+    Held::Nf4 {
+        codes: upload(&codes, Device::Cpu),
+        scales: upload(&whole.scales.codes, Device::Cpu),
+        nested: upload(&whole.scales.nested, Device::Cpu),
+        offset: whole.scales.offset,
+        row_starts: part.row_starts.into(),
+    }
+}
+
+impl Part {
+    /// The codes of the part, two in each byte, from those of the whole matrix.
+    fn codes(&self, whole: &[u8]) -> Vec<u8> {
+        let numbers =
+            self.row_starts.iter().flat_map(|start| *start as usize..*start as usize + self.columns);
+        let mut codes = Vec::with_capacity((self.row_starts.len() * self.columns).div_ceil(2));
+        for (place, number) in numbers.enumerate() {
+            let code = whole[number / 2] >> (4 * (1 - number % 2)) & 15;
+            if place.is_multiple_of(2) {
+                codes.push(code << 4);
+            } else if let Some(last) = codes.last_mut() {
+                *last |= code;
+            }
+        }
+        codes
+    }
+}
+
+fn int8(full: &Tensor, placement: &Placement) -> Held {
+    let columns = full.size()[1];
+    let mut whole = Int8::default();
+    let rows_in_piece = (PIECE_NUMBERS / columns.max(1)).max(1);
+    in_pieces(full, rows_in_piece * columns, |numbers| whole.push_rows(numbers, columns as usize));
+    let codes = placement.shard(&upload(&whole.codes, Device::Cpu).view([-1, columns])).contiguous();
+    let scales = upload(&whole.scales, Device::Cpu);
+    let scales = match placement {
+        Placement::Shard { spec, group } if spec.dim() == 0 => {
+            ShardSpec::local_shard(spec, &scales, group.rank())
+        }
+        _ => scales,
+    };
+    Held::Int8 { codes: codes.view([-1]), scales }
+}
+
+#[cfg(test)]
+mod tests {
+    use parallel::{Axis, Mesh, ProcessGroups};
+
+    use super::*;
+
+    fn placement(spec: &ShardSpec, rank: usize, ranks: usize) -> Placement {
+        let mesh = Mesh::new(&[(Axis::Tensor, ranks)], rank, ranks).unwrap();
+        let group = Arc::clone(ProcessGroups::fake(&mesh).tensor_parallel());
+        Placement::Shard { spec: spec.clone(), group }
+    }
+
+    /// A matrix whose rows are no whole blocks, over three ranks along both dimensions, and fused.
+    #[test]
+    fn a_shard_has_the_numbers_of_the_whole_matrix() {
+        tch::manual_seed(8);
+        let full = Tensor::randn([36, 51], (Kind::Float, Device::Cpu));
+        let heads = |count| ShardSpec::even(0, count, 3).with_block_size(2);
+        let fused = ShardSpec::concat(&[heads(6), heads(6), heads(6)]);
+        for quantization in [Quantization::Nf4, Quantization::Int8] {
+            let whole = QuantizedMatrix::new(quantization, &full, &Placement::Replicate).unwrap();
+            let dense = whole.dense(Kind::Float);
+            let error = (&dense - &full).abs().max().double_value(&[]);
+            assert!(error < if quantization == Quantization::Nf4 { 0.5 } else { 0.02 }, "{error}");
+            for spec in [ShardSpec::even(0, 36, 3), ShardSpec::even(1, 51, 3), fused.clone()] {
+                for rank in 0..3 {
+                    let placement = placement(&spec, rank, 3);
+                    let shard = QuantizedMatrix::new(quantization, &full, &placement).unwrap();
+                    let expected = placement.shard(&dense);
+                    assert_eq!(shard.dense(Kind::Float), expected, "{quantization:?} {spec:?} {rank}");
+                    let some = shard.select_outputs(&(1..4));
+                    assert_eq!((some.dense(Kind::Float), some.size()[0]), (expected.narrow(0, 1, 3), 3));
+                    let planned = QuantizedMatrix::sizes(quantization, [36, 51], &placement).unwrap();
+                    assert_eq!((planned.num_bytes(), planned.size()), (shard.num_bytes(), shard.size()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_in_several_pieces_are_refused() {
+        let heads = |count| ShardSpec::even(1, count, 2);
+        let spec = ShardSpec::concat(&[heads(4), heads(4)]);
+        let placement = placement(&spec, 0, 2);
+        let full = Tensor::zeros([4, 8], (Kind::Float, Device::Cpu));
+        assert!(QuantizedMatrix::new(Quantization::Nf4, &full, &placement).is_none());
+        assert!(QuantizedMatrix::sizes(Quantization::Int8, [4, 8], &placement).is_none());
+    }
+}
