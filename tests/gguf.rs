@@ -47,10 +47,10 @@ fn a_model_comes_back_with_its_replies() {
 #[test]
 fn an_adapter_is_merged_into_its_file() {
     let scratch = with_model("llama");
-    let sets = ["out=lora", "model.path=base", "model.lora.r=2", "train.steps=3", "train.lr=1e-2"];
-    let sets: String = sets.iter().map(|set| format!(" --set {set}")).collect();
-    scratch.write("run.toml", "[data]\ntrain = \"world/train.parquet\"\n");
-    scratch.run(&format!("sft --config run.toml{sets}")).succeeds();
+    let sets =
+        "--set out=lora --set model.path=base --set model.lora.r=2 --set train.steps=3 --set train.lr=1e-2";
+    scratch.write("run.toml", "[data]\ntrain = \"world/sft.parquet\"\n");
+    scratch.run(&format!("sft --config run.toml {sets}")).succeeds();
     scratch.run("model export lora/final --gguf lora.gguf").succeeds();
     scratch.run("model import lora.gguf --out again").succeeds();
     scratch.run("model merge lora/final --out merged").succeeds();

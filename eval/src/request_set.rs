@@ -13,7 +13,7 @@ use crate::response_cache::ResponseCache;
 pub struct Progress {
     /// The requests that were asked, with or without an answer.
     pub done: usize,
-    /// Those of them that have no answer.
+    /// The requests among them that have no answer.
     pub failed: usize,
     /// All requests.
     pub total: usize,

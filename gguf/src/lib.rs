@@ -9,6 +9,7 @@
 //! tokenizer.
 
 mod error;
+mod format;
 pub mod metadata;
 pub mod q8_0;
 pub mod read;
@@ -22,15 +23,3 @@ pub use read::GgufFile;
 pub use tensor::{TensorInfo, TensorType};
 pub use value::{NumberType, Value};
 pub use write::GgufWriter;
-
-/// The first bytes of a file.
-const MAGIC: [u8; 4] = *b"GGUF";
-
-/// The version that is written.
-const VERSION: u32 = 3;
-
-/// The alignment of a file that does not say which it has.
-const DEFAULT_ALIGNMENT: u64 = 32;
-
-/// The key of the alignment.
-const ALIGNMENT_KEY: &str = "general.alignment";

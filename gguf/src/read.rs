@@ -7,10 +7,9 @@ use std::io::{BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::format::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, VERSION};
 use crate::value::{LIST_ID, NumberType, TEXT_ID};
-use crate::{
-    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Error, MAGIC, Metadata, TensorInfo, TensorType, VERSION, Value,
-};
+use crate::{Error, Metadata, TensorInfo, TensorType, Value};
 
 /// The most bytes before the data. The largest vocabularies with their merges take 16 MiB.
 const MAX_HEADER: u64 = 128 << 20;

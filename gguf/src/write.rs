@@ -3,8 +3,9 @@
 
 use std::io::{Error, Result, Write};
 
+use crate::format::{DEFAULT_ALIGNMENT, MAGIC, VERSION};
 use crate::value::{LIST_ID, TEXT_ID};
-use crate::{DEFAULT_ALIGNMENT, MAGIC, Metadata, TensorInfo, VERSION, Value};
+use crate::{Metadata, TensorInfo, Value};
 
 /// A file that is being written. Names and sizes are those of the caller, who has checked them.
 #[derive(Debug)]

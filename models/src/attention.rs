@@ -36,7 +36,7 @@ pub struct Attention {
 
 #[derive(Debug)]
 enum Projection {
-    Separate([Linear; 3]),
+    Separate(Box<[Linear; 3]>),
     Fused(Linear),
     InterleavedByHead(Linear),
 }
@@ -66,11 +66,11 @@ impl Attention {
 
         let fused = [inner, outer + 2 * kv];
         let projection = match architecture.qkv {
-            Qkv::Separate => Projection::Separate([
+            Qkv::Separate => Projection::Separate(Box::new([
                 builder.column_parallel_linear(&name(0), [inner, outer], bias, query_placement)?,
                 builder.column_parallel_linear(&name(1), [inner, kv], bias, kv_placement)?,
                 builder.column_parallel_linear(&name(2), [inner, kv], bias, kv_placement)?,
-            ]),
+            ])),
             Qkv::Fused => Projection::Fused(builder.column_parallel_linear(
                 &name(0),
                 fused,
@@ -127,7 +127,8 @@ impl Attention {
             [&self.heads.query_heads, &self.heads.kv_heads].map(|range| range.end - range.start);
 
         let [mut q, mut k, v] = match &self.projection {
-            Projection::Separate([q, k, v]) => {
+            Projection::Separate(projections) => {
+                let [q, k, v] = &**projections;
                 let split_heads = |x: Tensor, heads| x.unflatten(1, [heads, self.head_dim]);
                 let [q, k, v] = [q.forward(x)?, self.project_kv(k, x)?, self.project_kv(v, x)?];
                 [split_heads(q, heads), split_heads(k, kv_heads), split_heads(v, kv_heads)]

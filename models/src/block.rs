@@ -112,8 +112,8 @@ fn select(x: &Tensor, outputs: Option<&Tensor>) -> Tensor {
 /// The feed-forward layer of a block: a dense MLP or a mixture of experts.
 #[derive(Debug)]
 enum FeedForward {
-    Dense(Mlp),
-    Experts(MoeLayer),
+    Dense(Box<Mlp>),
+    Experts(Box<MoeLayer>),
 }
 
 impl FeedForward {
@@ -124,12 +124,18 @@ impl FeedForward {
         prefix: &str,
     ) -> Result<Self, Error> {
         if let Some(experts) = architecture.experts.as_ref().filter(|experts| experts.is_moe_layer[layer]) {
-            return Ok(Self::Experts(MoeLayer::new(builder, architecture, experts, prefix)?));
+            let mixture = MoeLayer::new(builder, architecture, experts, prefix)?;
+            return Ok(Self::Experts(Box::new(mixture)));
         }
         let names = &architecture.names;
         let matrix_names = [names.gate, names.up, names.down].map(|name| format!("{prefix}.{name}"));
         let matrix_names = matrix_names.each_ref().map(String::as_str);
-        Ok(Self::Dense(Mlp::new(builder, architecture, matrix_names, architecture.intermediate_size)?))
+        Ok(Self::Dense(Box::new(Mlp::new(
+            builder,
+            architecture,
+            matrix_names,
+            architecture.intermediate_size,
+        )?)))
     }
 
     fn forward(

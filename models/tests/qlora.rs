@@ -21,7 +21,7 @@ use models::decoder::load::weight_specs;
 use models::decoder::{DecoderSpec, HeadKind};
 use models::lora::{AdapterFile, AdapterFolder, LoraConfig, LoraPlan};
 use models::model_parallel::{ModelParallel, PipelineParallel};
-use models::quantize::Quantization;
+use models::quantize::{Quantization, QuantizedMatrix};
 use models::scalar_model::ScalarModel;
 use outcome::{
     FAMILIES, close, on_mesh, on_ranks, on_whole_mesh, options, outcome, same, sequence_parallel_of, step,
@@ -209,7 +209,7 @@ fn a_plan_counts_the_bytes_of_codes() {
     let config = Config::from_folder(&golden_folder("llama")).unwrap();
     for quantization in QUANTIZATIONS {
         let base = trunk("llama", None, quantization);
-        let codes: usize = base.decoder().quantized_weights().values().map(|matrix| matrix.num_bytes()).sum();
+        let codes: usize = base.decoder().quantized_weights().values().map(QuantizedMatrix::num_bytes).sum();
         let numbers: usize = base.parameters().iter().map(|parameter| 4 * parameter.tensor.numel()).sum();
         let spec = DecoderSpec::on_trunk(config.clone(), HeadKind::Vocabulary, None);
         let specs = weight_specs(spec, &frozen(None, Some(quantization))).unwrap();

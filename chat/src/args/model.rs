@@ -259,7 +259,7 @@ pub(crate) enum GgufDtype {
 /// `model import`.
 #[derive(Debug, Args)]
 pub(crate) struct ModelImportArgs {
-    /// The file, with numbers in F32, F16, BF16 or Q8_0.
+    /// The GGUF file.
     #[arg(value_name = "FILE.gguf")]
     pub(crate) file: PathBuf,
     /// The folder for the model.

@@ -2,17 +2,16 @@
 //! of a GGUF file, and writes such a file.
 
 mod gguf;
+mod stored;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
 use datasets::Tokenizer;
 use gemini::checkpoint;
 use inference::session::{check_vocabulary, load_tokenizer};
 use models::causal_lm::CausalLm;
 use models::config::Config;
-use parallel::safetensors_file::TensorFile;
 use serde::Serialize;
 use tch::{Device, Kind};
 
@@ -66,7 +65,7 @@ pub(crate) fn run(command: &ModelCommand) -> anyhow::Result<()> {
 fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
     let folder = model_folder::find(&arguments.model)?;
     let config = folder.config()?;
-    let (dtypes, bytes) = measure_weights(folder.path())?;
+    let (dtypes, bytes) = stored::measure_weights(folder.path())?;
 
     let value = |key: &str| config.value(key).cloned().unwrap_or_default();
     let info = Info {
@@ -116,26 +115,6 @@ fn listing<T: Serialize>(rows: &T) -> anyhow::Result<String> {
         other => format!("{name:<26}{other}"),
     };
     Ok(fields.iter().map(line).collect::<Vec<_>>().join("\n"))
-}
-
-/// Counts the stored values per data type, and the bytes of all tensors, from the headers of the safetensors
-/// files.
-fn measure_weights(folder: &Path) -> anyhow::Result<(BTreeMap<String, u64>, u64)> {
-    let (mut counts, mut bytes) = (BTreeMap::new(), 0);
-    let failed = |source| models::Error::Io { path: folder.to_owned(), source };
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if path.extension().is_none_or(|extension| extension != "safetensors") {
-            continue;
-        }
-        let file = TensorFile::open(&path)?;
-        for name in file.names() {
-            let (dtype, shape) = (file.dtype(name).unwrap_or_default(), file.shape(name).unwrap_or_default());
-            *counts.entry(dtype.to_owned()).or_insert(0) += shape.iter().product::<i64>() as u64;
-            bytes += file.num_bytes(name).unwrap_or_default();
-        }
-    }
-    Ok((counts, bytes))
 }
 
 fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {

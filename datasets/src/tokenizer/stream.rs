@@ -61,7 +61,7 @@ impl Tokenizer {
     }
 }
 
-/// The bytes that the name of a token in the vocabulary stands for: `<0xE2>` is a byte for which a SentencePiece
+/// The bytes that the name of a token in the vocabulary stands for: `<0xE2>` is a byte for which a `SentencePiece`
 /// vocabulary has no token (byte fallback), and a byte-level vocabulary writes each byte as one character.
 /// `None` for any other token.
 fn bytes_of_token(token: &str) -> Option<Vec<u8>> {

@@ -32,13 +32,8 @@ impl Decoder {
         let owns_segment =
             |segment: usize| pipeline.as_ref().is_none_or(|pipeline| pipeline.owns_segment(segment));
 
-        let mut builder = ModuleBuilder::new(
-            &architecture,
-            model_parallel,
-            spec.lora.as_deref(),
-            spec.quantize.as_ref(),
-            source,
-        );
+        let (lora, quantize) = (spec.lora.as_deref(), spec.quantize.as_ref());
+        let mut builder = ModuleBuilder::new(&architecture, model_parallel, lora, quantize, source);
         builder.set_local(owns_segment(0));
         let mut segment_offsets = vec![0];
 
@@ -50,12 +45,7 @@ impl Decoder {
         let embedding_norm =
             optional(architecture.embedding_norm, || builder.norm(names.embedding_norm, hidden))?;
 
-        let mut blocks = Vec::new();
-        for layer in 0..architecture.num_layers as usize {
-            segment_offsets.push(builder.len());
-            builder.set_local(owns_segment(layer + 1));
-            blocks.push(Block::new(&mut builder, &architecture, layer)?);
-        }
+        let blocks = blocks(&mut builder, &architecture, &owns_segment, &mut segment_offsets)?;
         segment_offsets.push(builder.len());
 
         let last = blocks.len() + 1;
@@ -98,6 +88,21 @@ impl Decoder {
             memory: None,
         })
     }
+}
+
+/// The blocks. Where the parameters of each begin is added to `segment_offsets`.
+fn blocks(
+    builder: &mut ModuleBuilder<'_>,
+    architecture: &Architecture,
+    owns_segment: &dyn Fn(usize) -> bool,
+    segment_offsets: &mut Vec<usize>,
+) -> Result<Vec<Block>, Error> {
+    let block = |layer: usize| {
+        segment_offsets.push(builder.len());
+        builder.set_local(owns_segment(layer + 1));
+        Block::new(builder, architecture, layer)
+    };
+    (0..architecture.num_layers as usize).map(block).collect()
 }
 
 /// Checks from the configuration alone whether a model can be split over ranks this way, and returns the

@@ -46,7 +46,8 @@ impl GgufExport {
         let mut tensors = Vec::new();
         for (name, shape) in parameters(&config)? {
             let is_matrix = shape.len() > 1;
-            let whole_blocks = shape.last().is_some_and(|row| *row as u64 % tensor_type.block() == 0);
+            let whole_blocks =
+                shape.last().is_some_and(|row| row.cast_unsigned().is_multiple_of(tensor_type.block()));
             let own_type = if is_matrix && whole_blocks { tensor_type } else { TensorType::F32 };
             let theirs = gguf_name(&name).expect("every parameter of these families has a name");
             let shape = shape.iter().map(|&size| size as u64).collect();

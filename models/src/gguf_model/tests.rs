@@ -111,7 +111,7 @@ fn rows_of_queries_are_neighbours_in_a_file_of_llama() {
     assert_eq!(heads(Family::Qwen2, "model.layers.0.self_attn.q_proj.weight"), None);
 }
 
-/// The rows of down_proj have 48 numbers, which is no multiple of 32.
+/// The rows of `down_proj` have 48 numbers, which is no multiple of 32.
 #[test]
 fn eight_bits_come_back_within_half_a_step() {
     let folder = tempfile::tempdir().unwrap();
@@ -172,7 +172,7 @@ fn a_number_that_sixteen_bits_cannot_hold_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let model = random(config("llama", &json!({})).unwrap(), Kind::Float);
     let tensor = &model.parameters()[2].tensor;
-    tch::no_grad(|| tensor.get(0).get(0).fill_(-7e4));
+    let _ = tch::no_grad(|| tensor.get(0).get(0).fill_(-7e4));
     model.save(&folder.path().join("model")).unwrap();
     let path = folder.path().join("x.gguf");
     let error = export(&folder.path().join("model"), &path, TensorType::F16).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Eight bits a number and one scale a row, as LLM.int8() holds weights (Dettmers et al. 2022, arXiv 2208.07339,
+//! Eight bits a number and one scale a row, as `LLM.int8()` holds weights (Dettmers et al. 2022, arXiv 2208.07339,
 //! section 2.1).
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //!   code       = round(w 127 / scale[row])              ties to even
 //!   w          ~ code scale[row] / 127
 //! ```
-//! Codes and numbers are bit for bit those of bitsandbytes 0.50.2 on a processor from fp32. LLM.int8() also
+//! Codes and numbers are bit for bit those of bitsandbytes 0.50.2 on a processor from fp32. `LLM.int8()` also
 //! quantises the inputs of a layer; here only the weight is quantised.
 
 /// The factor of a dequantised number, 1/127 (bitsandbytes multiplies by it).

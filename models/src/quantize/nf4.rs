@@ -104,7 +104,7 @@ fn code(number: f32) -> u8 {
     const MIDPOINTS: [f32; 15] = {
         let (mut midpoints, mut index) = ([0.0; 15], 0);
         while index < 15 {
-            midpoints[index] = (BOOK[index] + BOOK[index + 1]) / 2.0;
+            midpoints[index] = f32::midpoint(BOOK[index], BOOK[index + 1]);
             index += 1;
         }
         midpoints

@@ -81,7 +81,7 @@ pub fn book() -> &'static [f32; 256] {
         for decade in 0..7 {
             let bounds = steps_from_a_tenth(1 << decade);
             let factor = 10f64.powi(decade - 6) as f32;
-            let middles = bounds.windows(2).map(|pair| factor * ((pair[0] + pair[1]) / 2.0));
+            let middles = bounds.windows(2).map(|pair| factor * f32::midpoint(pair[0], pair[1]));
             numbers.extend(middles.flat_map(|middle| [middle, -middle]));
         }
         numbers.sort_by(f32::total_cmp);

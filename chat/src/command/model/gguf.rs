@@ -10,6 +10,7 @@ use models::gguf_model::export::{ExportSource, GgufExport};
 use models::gguf_model::import::GgufImport;
 use tch::{Device, Kind};
 
+use super::stored;
 use crate::args::{GgufDtype, ModelExportArgs, ModelImportArgs};
 use crate::console::print_stderr;
 use crate::{model_folder, output};
@@ -47,12 +48,11 @@ pub(super) fn export(arguments: &ModelExportArgs) -> anyhow::Result<()> {
         ));
     }
 
-    let merged = match folder.base() {
-        None => None,
-        Some(_) => {
-            let options = model_folder::frozen_options(Kind::Float, Device::Cpu);
-            Some(folder.causal_lm(&options)?.merge(&options)?)
-        }
+    let merged = if folder.base().is_some() {
+        let options = model_folder::frozen_options(Kind::Float, Device::Cpu);
+        Some(folder.causal_lm(&options)?.merge(&options)?)
+    } else {
+        None
     };
     let source = merged.as_ref().map_or(ExportSource::Folder(folder.path()), ExportSource::Model);
     output::write_pieces(path, arguments.force, |file| {
@@ -99,7 +99,7 @@ impl GgufDtype {
 
 /// The type in which most of the numbers of a folder are stored.
 fn stored_type(folder: &Path) -> anyhow::Result<TensorType> {
-    let (dtypes, _) = super::measure_weights(folder)?;
+    let (dtypes, _) = stored::measure_weights(folder)?;
     let most = dtypes.into_iter().max_by_key(|(_, count)| *count).map(|(dtype, _)| dtype);
     Ok(match most.as_deref() {
         Some("BF16") => TensorType::BF16,

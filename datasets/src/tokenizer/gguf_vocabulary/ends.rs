@@ -7,7 +7,7 @@
 use gguf::{Metadata, Value};
 
 use super::super::Tokenizer;
-use super::{END_KEYS, SPECIAL_KEYS};
+use super::keys::{END_KEYS, SPECIAL_KEYS};
 use crate::error::{Error, Result};
 
 /// The texts of tokens at which llama.cpp ends every reply.

@@ -9,11 +9,12 @@ use std::path::Path;
 use gguf::Metadata;
 use serde_json::{Map, Value, json};
 
-use super::pre_tokenizer::{PreTokenizer, byte_level};
-use super::{
+use super::keys::{
     ADD_BOS, ADD_EOS, ADD_SPACE, END_KEYS, MERGES, MODEL, PRE, SCORES, SPECIAL_KEYS, TEMPLATE,
-    TEXTS_HAVE_BOS, TOKEN_TYPES, TOKENS, TokenType, padding, scores,
+    TEXTS_HAVE_BOS, TOKEN_TYPES, TOKENS, TokenType, padding,
 };
+use super::pre_tokenizer::{PreTokenizer, byte_level};
+use super::scores;
 use crate::error::{Error, Result};
 
 /// A tokenizer that was read from a GGUF file.

@@ -6,6 +6,7 @@ use std::path::Path;
 use gguf::{Metadata, NumberType, Value};
 use serde_json::{Value as Json, json};
 
+use super::keys::*;
 use super::pre_tokenizer::PreTokenizer;
 use super::*;
 use crate::Tokenizer;

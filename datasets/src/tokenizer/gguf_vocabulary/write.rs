@@ -8,11 +8,12 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use super::super::Tokenizer;
 use super::ends::{self, refused};
-use super::pre_tokenizer::PreTokenizer;
-use super::{
+use super::keys::{
     ADD_BOS, ADD_EOS, ADD_SPACE, MERGES, MODEL, PRE, SCORES, TEMPLATE, TEXTS_HAVE_BOS, TOKEN_TYPES, TOKENS,
-    TokenType, padding, scores,
+    TokenType, padding,
 };
+use super::pre_tokenizer::PreTokenizer;
+use super::scores;
 use crate::conversation::Message;
 use crate::error::{Error, Result};
 

@@ -89,7 +89,7 @@ fn fill<T: Number>(matrix: &Matrix<'_>, output: &Tensor) {
     let (output, columns) = (Writable::<T>::of(output), matrix.columns);
     let rows_per_share = (PRODUCTS_PER_SHARE / 4).div_ceil(columns.max(1));
     openmp::share(matrix.rows.len(), rows_per_share, &|rows: Range<usize>| {
-        let rows_loop = Rows { matrix, rows, output: &output };
+        let rows_loop = Dequantization { matrix, rows, output: &output };
         if lanes::are_available() {
             lanes::run(InstructionSet::best(), rows_loop);
         } else {
@@ -279,14 +279,14 @@ impl Four<'_> {
     }
 }
 
-/// Some rows of the matrix.
-struct Rows<'a, T> {
+/// Some rows of a matrix, written out as numbers.
+struct Dequantization<'a, T> {
     matrix: &'a Matrix<'a>,
     rows: Range<usize>,
     output: &'a Writable<T>,
 }
 
-impl<T: Number> Rows<'_, T> {
+impl<T: Number> Dequantization<'_, T> {
     fn run_plainly(self) {
         let columns = self.matrix.columns;
         let mut wide = vec![0.0; columns];
@@ -299,7 +299,7 @@ impl<T: Number> Rows<'_, T> {
     }
 }
 
-impl<T: Number> LanesLoop for Rows<'_, T> {
+impl<T: Number> LanesLoop for Dequantization<'_, T> {
     #[inline(always)]
     unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize, const VALUES: usize>(self) {
         let columns = self.matrix.columns;
@@ -533,12 +533,15 @@ mod tests {
         let all = 0..29;
         let matrix = Matrix::of(&held.codes(&all));
         let plain = Tensor::zeros([29, 83], (Kind::Float, Device::Cpu));
-        Rows { matrix: &matrix, rows: 0..29, output: &Writable::<f32>::of(&plain) }.run_plainly();
+        Dequantization { matrix: &matrix, rows: 0..29, output: &Writable::<f32>::of(&plain) }.run_plainly();
         let x = Tensor::randn([5, 83], (Kind::Float, Device::Cpu));
         let found = on_each_set(|set| {
             let [rows, output] =
                 [[29, 83], [5, 29]].map(|shape| Tensor::zeros(shape, (Kind::Float, Device::Cpu)));
-            lanes::run(set, Rows { matrix: &matrix, rows: 0..29, output: &Writable::<f32>::of(&rows) });
+            lanes::run(
+                set,
+                Dequantization { matrix: &matrix, rows: 0..29, output: &Writable::<f32>::of(&rows) },
+            );
             assert_eq!(bits(&rows), bits(&plain), "{set:?}");
             let product = Product {
                 x: numbers(&x),
