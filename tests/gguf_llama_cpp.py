@@ -165,7 +165,9 @@ def gap(binary, folder, scratch, prefix, tokens):
 
 class Theirs:
     def __init__(self, path):
-        self.llama = llama_cpp.Llama(str(path), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+        # llama.cpp keeps keys and values in F16 otherwise.
+        exact = dict(type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32)
+        self.llama = llama_cpp.Llama(str(path), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False, **exact)
         vocab = llama_cpp.llama_model_get_vocab(self.llama._model.model)
         text = lambda id: llama_cpp.llama_vocab_get_text(vocab, id).decode()
         self.ends = lambda token: llama_cpp.llama_vocab_is_eog(vocab, token)

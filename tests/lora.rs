@@ -150,7 +150,7 @@ fn every_command_takes_the_folder_of_an_adapter() {
     assert!(Path::new(file["base_model_name_or_path"].as_str().unwrap()).is_absolute());
     scratch.run("model info lora/final").succeeds();
     // It returns when the model is loaded.
-    drop(Server::start(&scratch, &["--model", "lora"]));
+    drop(Server::start(&scratch, &["--model", "lora/final"]));
 
     // Another stage goes on from the adapter, which is its own reference.
     let rows = "--set data.train=life/data/preference.parquet --set train.steps=3";
