@@ -7,7 +7,7 @@
 //!   code[i]   = the nearest of BOOK to w[i] / scale[b]      two codes a byte, the first in the upper half
 //!   w[i]      ~ BOOK[code[i]] scale[b]
 //! ```
-//! The scales are quantised in turn ([`scales`](super::scales)). Codes and numbers are bit for bit those of
+//! The scales are quantised in turn ([`scales`]). Codes and numbers are bit for bit those of
 //! bitsandbytes 0.50.2 on a processor from fp32. A number between two of [`BOOK`] goes to the lower one if it lies
 //! exactly in the middle.
 
