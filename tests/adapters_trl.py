@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
-from preference_trl import make_models, rows, words
+from preference_trl import make_models, one_step, rows, words
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, TrainerCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
@@ -89,11 +89,7 @@ class Gradients(TrainerCallback):
 def trl(folder, stage, tokenizer, pairs):
     base = LlamaForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32)
     model = PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True)
-    common = {
-        "output_dir": str(folder / "trl"), "per_device_train_batch_size": len(pairs), "max_steps": 1, "logging_steps": 1,
-        "learning_rate": 1e-4, "max_grad_norm": 1e9, "report_to": [], "use_cpu": True, "save_strategy": "no", "bf16": False,
-        "disable_tqdm": True, "gradient_checkpointing": False,
-    }
+    common = one_step(folder, pairs)
     gradients = Gradients()
     if stage == "sft":
         data = [

@@ -144,12 +144,17 @@ max_grad_norm = 1e9
     return first["loss"], first["grad_norm"]
 
 
-def trl(folder, tokenizer, kind, settings, pairs):
-    common = {
+def one_step(folder, pairs):
+    """TRL's settings for one step over all rows, without clipping."""
+    return {
         "output_dir": str(folder / "trl"), "per_device_train_batch_size": len(pairs), "max_steps": 1, "logging_steps": 1,
         "learning_rate": 1e-4, "max_grad_norm": 1e9, "report_to": [], "use_cpu": True, "save_strategy": "no", "bf16": False,
-        "disable_tqdm": True, "gradient_checkpointing": False, **settings,
+        "disable_tqdm": True, "gradient_checkpointing": False,
     }
+
+
+def trl(folder, tokenizer, kind, settings, pairs):
+    common = {**one_step(folder, pairs), **settings}
     load = lambda name: LlamaForCausalLM.from_pretrained(folder / name, dtype=torch.float32)
     # TRL tokenizes texts. It appends an end of text where a completion has none; ORPO and CPO always append one.
     text = lambda ids: words(ids) + (" " if ids[-1] != END else "")

@@ -12,7 +12,6 @@ use inference::remote::{RemoteError, is_endpoint};
 use inference::session::{load_tokenizer, stop_ids};
 use models::causal_lm::LoadOptions;
 use models::config::Config;
-use models::model_parallel::ModelParallel;
 use parallel::ProcessGroups;
 use serde_json::json;
 use tch::{Device, Kind};
@@ -94,12 +93,5 @@ pub(crate) fn save_tokenizer(
 pub(crate) fn frozen_options(kind: Kind, device: Device) -> LoadOptions {
     let groups = Arc::new(ProcessGroups::single());
     let memory = WeightMemory::for_device(&ChunkManager::unlimited(), device, &groups);
-    LoadOptions {
-        kind,
-        device,
-        trainable: false,
-        model_parallel: ModelParallel::NONE,
-        memory,
-        quantize: None,
-    }
+    LoadOptions { memory, ..LoadOptions::frozen(kind, device) }
 }
