@@ -66,6 +66,7 @@ fn nothing_is_replaced_and_nothing_half_written() {
     for (code, line, words) in [
         (2, "model export base --gguf x.gguf", "--gguf x.gguf: this file exists already"),
         (2, "model export base --gguf base/model.safetensors --force", "the input itself"),
+        (2, "model export base --gguf base/tokenizer.json --force", "the input itself"),
         (2, "model export base --gguf y.gguf --dtype q4_0", "[possible values: f32, f16, bf16, q8_0]"),
         (2, "model import x.gguf --out base", "--out base: it exists already"),
         (3, "model import missing.gguf --out y", "missing.gguf"),

@@ -39,7 +39,7 @@ pub enum Error {
         /// The key.
         key: String,
     },
-    /// The value of a key has another type than expected.
+    /// The value of a key has the wrong type, or is not a valid one.
     #[error("{}: the metadata `{key}` must be {expected}, got {got}", path.display())]
     WrongValue {
         /// The file.

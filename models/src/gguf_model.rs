@@ -6,7 +6,8 @@
 //! ```
 //! The two formats hold the same numbers. They differ in the names of tensors, in the order of the rows of
 //! queries and keys (`llama` alone), and in that scaled frequencies of `llama3` are a tensor. What a file
-//! cannot say is refused by name. This module knows no tokenizer: its metadata come from elsewhere.
+//! cannot say is refused by name. This module writes no tokenizer, whose metadata come from elsewhere; of it,
+//! it reads the ids of BOS, EOS and padding for `config.json`.
 
 pub mod export;
 pub mod import;
@@ -18,7 +19,6 @@ use crate::Error;
 use crate::causal_lm::LoadOptions;
 use crate::config::Config;
 use crate::decoder::{DecoderSpec, HeadKind, load};
-use crate::model_parallel::ModelParallel;
 use tch::{Device, Kind, Tensor};
 
 /// A model of llama.cpp that computes what a family here computes.
@@ -73,14 +73,7 @@ fn transposed(tensor: &Tensor, heads: i64, inner: impl Fn(i64) -> [i64; 2]) -> T
 
 /// The names and shapes of the parameters of a language model, in order of use.
 fn parameters(config: &Config) -> Result<Vec<(String, Vec<i64>)>, Error> {
-    let options = LoadOptions {
-        kind: Kind::Float,
-        device: Device::Cpu,
-        trainable: false,
-        model_parallel: ModelParallel::NONE,
-        memory: None,
-        quantize: None,
-    };
+    let options = LoadOptions::frozen(Kind::Float, Device::Cpu);
     let specs = load::weight_specs(DecoderSpec::whole(config.clone(), HeadKind::Vocabulary), &options)?;
     Ok(specs.into_iter().map(|spec| (spec.parameter.name, spec.shape)).collect())
 }

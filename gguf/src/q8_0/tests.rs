@@ -1,3 +1,5 @@
+//! Blocks of `Q8_0` against those of the Python package gguf.
+
 use super::*;
 
 /// Written by `golden.py` beside this file with gguf 0.19.0 and numpy 2.4.6.

@@ -1,3 +1,5 @@
+//! Files that are read back, cut off, and wrong in one place.
+
 use super::*;
 use crate::{GgufWriter, TensorType};
 

@@ -176,7 +176,7 @@ fn write_values<W: Write>(
     for start in (0..numel).step_by(PIECE as usize) {
         let piece = flat.narrow(0, start, PIECE.min(numel - start));
         let bytes = match info.tensor_type {
-            TensorType::F32 => bytes_of(&piece.to_kind(Kind::Float)),
+            TensorType::F32 => bytes_of(&converted(&piece, Kind::Float, info)?),
             TensorType::BF16 => bytes_of(&converted(&piece, Kind::BFloat16, info)?),
             TensorType::F16 => bytes_of(&converted(&piece, Kind::Half, info)?),
             TensorType::Q8_0 => quantized(&piece, info)?,
@@ -192,7 +192,7 @@ fn bytes_of(piece: &Tensor) -> Vec<u8> {
     bytes
 }
 
-/// The numbers rounded to a narrower kind. Returns an error if one becomes infinite.
+/// The numbers rounded to a kind. Returns an error if one becomes infinite.
 fn converted(piece: &Tensor, kind: Kind, info: &TensorInfo) -> Result<Tensor, Error> {
     let narrow = piece.to_kind(kind);
     if narrow.isfinite().all().int64_value(&[]) == 1 {

@@ -18,8 +18,8 @@ use crate::rope::{Rope, Scaling};
 /// The settings of LLaMA 3.1 to 3.3 beside the factor.
 const LLAMA3: [f64; 3] = [1.0, 4.0, 8192.0];
 
-/// How far a number of the tensor may be from one that is computed here. A rounded frequency is off by 1e-7, and
-/// a factor of 32 makes 32 times as much of it.
+/// How far a number of the tensor may be from one that is computed here. A rounded frequency is off by 1e-7,
+/// and a factor of 32 makes 32 times as much of it.
 const TOLERANCE: f64 = 1e-5;
 
 /// The rotation of a configuration that was found to have one.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 use super::rope::{self, rope_of};
 use super::{FAMILIES, Family};
 use crate::Error;
-use crate::architecture::{Activation, Architecture, Position};
+use crate::architecture::{Activation, Architecture};
 use crate::config::Config;
 
 /// The key of the family.
@@ -73,6 +73,11 @@ pub(super) fn family(config: &Config) -> Result<Family, Error> {
     if family == Family::Qwen2 && width != architecture.hidden_size {
         let fix = "llama.cpp has heads of hidden_size / num_attention_heads numbers in qwen2";
         return refuse("head_dim", &architecture.head_dim.to_string(), fix);
+    }
+    let rotated = rope_of(config).dim;
+    if rotated != architecture.head_dim {
+        let value = format!("{}", rotated as f64 / architecture.head_dim as f64);
+        return refuse("partial_rotary_factor", &value, "llama.cpp rotates whole heads in this family");
     }
     rope::check(config, family)?;
     Ok(family)
@@ -139,6 +144,7 @@ fn keys(file: &GgufFile, family: Family) -> Result<Map<String, Json>, Error> {
         || gguf::Error::MissingTensor { path: file.path().to_owned(), name: "token_embd.weight".to_owned() };
     let vocab_size = file.tensor("token_embd.weight").ok_or_else(missing)?.shape[0];
     let has = |name: &str| file.tensor(name).is_some();
+
     let values = json!({
         "model_type": family.name(),
         "vocab_size": vocab_size,
@@ -155,6 +161,7 @@ fn keys(file: &GgufFile, family: Family) -> Result<Map<String, Json>, Error> {
         "rope_scaling": rope::scaling(metadata, family)?,
         "tie_word_embeddings": !has("output.weight"),
     });
+
     let Json::Object(mut keys) = values else { unreachable!("the value is an object") };
     if family != Family::Qwen2 {
         keys.insert("attention_bias".to_owned(), json!(has("blk.0.attn_q.bias")));
@@ -176,7 +183,6 @@ fn keys(file: &GgufFile, family: Family) -> Result<Map<String, Json>, Error> {
 
 /// Returns an error if keys that repeat the size of a head differ from it.
 fn check_heads(config: &Config, metadata: &Metadata, family: Family) -> Result<(), Error> {
-    debug_assert!(matches!(config.architecture().position, Position::Rope(_)));
     let key = |key: &str| format!("{}.{key}", family.name());
     for (name, expected) in
         [("attention.value_length", config.head_dim()), ("rope.dimension_count", rope_of(config).dim)]

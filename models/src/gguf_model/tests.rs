@@ -13,11 +13,6 @@ use crate::causal_lm::CausalLm;
 use crate::decoder::LoadOptions;
 use parallel::Segmented;
 
-fn options(kind: Kind) -> LoadOptions {
-    let model_parallel = ModelParallel::NONE;
-    LoadOptions { kind, device: Device::Cpu, trainable: false, model_parallel, memory: None, quantize: None }
-}
-
 /// A small configuration with some keys replaced.
 fn config(model_type: &str, changes: &Json) -> Result<Config, Error> {
     let mut keys = json!({
@@ -33,7 +28,7 @@ fn config(model_type: &str, changes: &Json) -> Result<Config, Error> {
 
 /// A random model, also in its biases and norms.
 fn random(config: Config, kind: Kind) -> CausalLm {
-    let model = CausalLm::random(config, 3, &options(kind)).unwrap();
+    let model = CausalLm::random(config, 3, &LoadOptions::frozen(kind, Device::Cpu)).unwrap();
     for (index, parameter) in model.parameters().iter().enumerate() {
         if parameter.tensor.dim() == 1 {
             let numel = parameter.tensor.numel() as i64;
@@ -86,8 +81,8 @@ fn folders_come_back_bit_for_bit() {
             export(&first, &path, tensor_type).unwrap();
             GgufImport::open(&path).unwrap().save(&second).unwrap();
 
-            let again = CausalLm::load(&second, &options(kind)).unwrap();
-            equal(&again, &CausalLm::load(&first, &options(kind)).unwrap());
+            let again = CausalLm::load(&second, &LoadOptions::frozen(kind, Device::Cpu)).unwrap();
+            equal(&again, &CausalLm::load(&first, &LoadOptions::frozen(kind, Device::Cpu)).unwrap());
             assert_eq!(again.config().architecture(), model.config().architecture(), "{family} {changes}");
             let weights = |folder: &Path| std::fs::metadata(folder.join("model.safetensors")).unwrap().len();
             assert_eq!(weights(&first), weights(&second), "every tensor keeps its type");
@@ -95,8 +90,8 @@ fn folders_come_back_bit_for_bit() {
     }
 }
 
-/// Rows 0 to 7 of two heads of four rows: with halves 0, 1 and 2, 3 of a head, the rows of a file are 0, 2, 1,
-/// 3.
+/// Rows 0 to 7 of two heads of four rows: with halves 0, 1 and 2, 3 of a head, the rows of a file are 0, 2,
+/// 1, 3.
 #[test]
 fn rows_of_queries_are_neighbours_in_a_file_of_llama() {
     let rows = Tensor::arange(8, (Kind::Float, Device::Cpu)).unsqueeze(1);
@@ -129,7 +124,7 @@ fn eight_bits_come_back_within_half_a_step() {
     assert_eq!(kept, ["blk.0.ffn_down.weight", "blk.1.ffn_down.weight"]);
 
     GgufImport::open(&path).unwrap().save(&second).unwrap();
-    let again = CausalLm::load(&second, &options(Kind::Float)).unwrap();
+    let again = CausalLm::load(&second, &LoadOptions::frozen(Kind::Float, Device::Cpu)).unwrap();
     for (old, new) in model.parameters().iter().zip(again.parameters()) {
         let most = old.tensor.abs().max().double_value(&[]);
         let off = (&old.tensor - &new.tensor).abs().max().double_value(&[]);
@@ -153,6 +148,7 @@ fn what_a_file_cannot_say_is_refused_by_name() {
         ("mistral", json!({}), "`sliding_window` = a number cannot"),
         ("mixtral", json!({"num_local_experts": 2}), "`model_type` = mixtral cannot"),
         ("llama", scaled("dynamic"), "`rope_scaling` = dynamic cannot"),
+        ("llama", json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor` = 0.5 cannot"),
         ("llama", scaled("yarn"), "`rope_scaling` = yarn cannot"),
         ("qwen3", llama3, "`rope_scaling` = llama3 in a family other than llama cannot"),
         ("llama", json!({"hidden_act": "gelu"}), "`hidden_act` = Gelu cannot"),

@@ -15,10 +15,22 @@ use crate::args::{GgufDtype, ModelExportArgs, ModelImportArgs};
 use crate::console::print_stderr;
 use crate::{model_folder, output};
 
+/// The files beside the weights that an export reads.
+const TEXT_FILES: [&str; 6] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "adapter_config.json",
+];
+
 /// Writes a language model as a GGUF file.
 pub(super) fn export(arguments: &ModelExportArgs) -> anyhow::Result<()> {
     let folder = model_folder::find(&arguments.model)?;
-    let inputs = folder.weight_paths()?;
+    let mut inputs = folder.weight_paths()?;
+    let places = [Some(folder.path()), folder.base(), Some(folder.tokenizer_path())];
+    inputs.extend(places.into_iter().flatten().flat_map(|place| TEXT_FILES.map(|name| place.join(name))));
     let inputs: Vec<&Path> = inputs.iter().map(AsRef::as_ref).collect();
     let path = arguments.gguf.as_path();
     output::check_named_file("--gguf", path, arguments.force, &inputs)?;

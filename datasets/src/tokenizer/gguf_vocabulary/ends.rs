@@ -7,7 +7,7 @@
 use gguf::{Metadata, Value};
 
 use super::super::Tokenizer;
-use super::keys::{END_KEYS, SPECIAL_KEYS};
+use super::keys::{END_IDS, END_KEYS, SPECIAL_KEYS};
 use crate::error::{Error, Result};
 
 /// The texts of tokens at which llama.cpp ends every reply.
@@ -42,8 +42,8 @@ const RECOGNIZED: [&str; 28] = [
     "<REPO>",
 ];
 
-/// Adds the special tokens and the tokens of `stop_ids`. Returns the texts of tokens at which llama.cpp ends a
-/// reply and this program does not.
+/// Adds the special tokens and the tokens of `stop_ids`. Returns the texts of tokens at which llama.cpp ends
+/// a reply and this program does not.
 pub(super) fn describe(
     tokenizer: &Tokenizer,
     stop_ids: &[i64],
@@ -55,23 +55,38 @@ pub(super) fn describe(
         }
     }
     let text = |id: i64| tokenizer.id_to_token(id).unwrap_or_default();
-    let Some(eos) = tokenizer.eos_id().or(stop_ids.first().copied()) else {
+    let first_end = || stop_ids.iter().copied().find(|&id| tokenizer.id_to_token(id).is_some());
+    let Some(eos) = tokenizer.eos_id().or_else(first_end) else {
         return Err(Error::MissingSpecialToken { name: tokenizer.name.clone(), token: "eos_token" });
     };
     metadata.set("tokenizer.ggml.eos_token_id", Value::u32(eos as u32));
 
-    // The end of a turn has a key of its own, and so has a token that is called the end of a message.
-    let mut others: Vec<i64> = stop_ids.iter().copied().filter(|&id| id != eos).collect();
-    others.sort_by_key(|&id| (tokenizer.end_of_turn != Some(id), text(id) != "<|eom_id|>"));
-    let (keyed, rest) = others.split_at(others.len().min(END_KEYS.len()));
-    for (key, &id) in END_KEYS.into_iter().zip(keyed) {
-        metadata.set(key, Value::u32(id as u32));
+    // The end of a turn and the end of a message have keys of their own. Others take the keys that are left,
+    // those first whose texts llama.cpp does not recognize.
+    let is_other = |id: &i64| *id != eos && tokenizer.id_to_token(*id).is_some();
+    let mut rest: Vec<i64> = stop_ids.iter().copied().filter(is_other).collect();
+    rest.sort_by_key(|&id| RECOGNIZED.contains(&text(id).as_str()));
+    let all: Vec<i32> = std::iter::once(eos).chain(rest.iter().copied()).map(|id| id as i32).collect();
+    let mut take = |is_wanted: &dyn Fn(i64) -> bool| {
+        rest.iter().position(|&id| is_wanted(id)).map(|place| rest.remove(place))
+    };
+    let turn = take(&|id| tokenizer.end_of_turn == Some(id));
+    let message = take(&|id| text(id) == "<|eom_id|>");
+    let keyed = [turn.or_else(|| take(&|_| true)), message.or_else(|| take(&|_| true))];
+    for (key, id) in END_KEYS.into_iter().zip(keyed) {
+        if let Some(id) = id {
+            metadata.set(key, Value::u32(id as u32));
+        }
     }
     if let Some(&id) = rest.iter().find(|&&id| !RECOGNIZED.contains(&text(id).as_str())) {
         let found = format!("the end token {:?} beside three others", text(id));
         let fix = "a file has room for three: take some out of eos_token_id in generation_config.json and config.json";
         return Err(refused(tokenizer, "generation_config.json", found, fix));
     }
+    if !rest.is_empty() {
+        metadata.set(END_IDS, Value::i32s(&all));
+    }
+
     let ends = |text: &&str| tokenizer.token_to_id(text).is_some_and(|id| !stop_ids.contains(&id));
     Ok(RECOGNIZED.into_iter().filter(ends).collect())
 }

@@ -40,6 +40,9 @@ pub(super) const TEMPLATE: &str = "tokenizer.chat_template";
 /// A key of this program: texts begin with BOS, although `add_bos_token` is false for the chat's sake.
 pub(super) const TEXTS_HAVE_BOS: &str = "colossal_chat.add_bos_to_texts";
 
+/// A key of this program: the ids of all tokens that end a reply, where there are more than the keys above hold.
+pub(super) const END_IDS: &str = "colossal_chat.end_token_ids";
+
 /// The text of an id that no token has. llama.cpp's converters write the same.
 pub(super) fn padding(id: usize) -> String {
     format!("[PAD{id}]")

@@ -10,7 +10,7 @@ use gguf::Metadata;
 use serde_json::{Map, Value, json};
 
 use super::keys::{
-    ADD_BOS, ADD_EOS, ADD_SPACE, END_KEYS, MERGES, MODEL, PRE, SCORES, SPECIAL_KEYS, TEMPLATE,
+    ADD_BOS, ADD_EOS, ADD_SPACE, END_IDS, END_KEYS, MERGES, MODEL, PRE, SCORES, SPECIAL_KEYS, TEMPLATE,
     TEXTS_HAVE_BOS, TOKEN_TYPES, TOKENS, TokenType, padding,
 };
 use super::pre_tokenizer::{PreTokenizer, byte_level};
@@ -254,6 +254,14 @@ fn generation(metadata: &Metadata, tokens: &Tokens<'_>) -> Result<Value> {
     let mut ends: Vec<i64> = Vec::new();
     for key in std::iter::once("tokenizer.ggml.eos_token_id").chain(END_KEYS) {
         ends.extend(id(key)?.filter(|end| !ends.contains(end)));
+    }
+    for end in metadata.optional_integers(END_IDS)?.unwrap_or_default() {
+        if !usize::try_from(end).is_ok_and(|end| end < tokens.texts.len()) {
+            return Err(metadata.wrong(END_IDS, "ids of tokens").into());
+        }
+        if !ends.contains(&end) {
+            ends.push(end);
+        }
     }
     Ok(json!({
         "bos_token_id": id("tokenizer.ggml.bos_token_id")?,

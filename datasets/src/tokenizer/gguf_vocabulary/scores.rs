@@ -2,8 +2,8 @@
 //!
 //! Byte-pair encoding merges the pair that comes first in a list of merges. llama.cpp's program for
 //! `SentencePiece` merges the two neighbours whose union is a token with the highest score, whatever they
-//! are. The two agree if every way to make a token of two others is a merge, and the merges that make one token
-//! come one after the other. The merges that transformers makes of a `SentencePiece` model are so
+//! are. The two agree if every way to make a token of two others is a merge, and the merges that make one
+//! token come one after the other. The merges that transformers makes of a `SentencePiece` model are so
 //! (`SentencePieceExtractor.extract`).
 
 use std::collections::{HashMap, HashSet};
@@ -51,6 +51,9 @@ pub(super) fn of_merges(
     Ok(scores.into_iter().map(|score| score.unwrap_or(0.0)).collect())
 }
 
+/// The most bytes of memory that the merges of a file may take. Those of 256,000 tokens take 40 MB.
+const MERGE_BYTES: usize = 256 << 20;
+
 /// The merges that the scores of tokens mean: for each token its splits, the token with the highest score
 /// first.
 pub(super) fn to_merges(
@@ -60,13 +63,20 @@ pub(super) fn to_merges(
 ) -> Result<Vec<[String; 2]>, Refused> {
     let mut order: Vec<usize> = (0..tokens.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
-    let mut merges = Vec::new();
-    for id in order {
+    let (mut merges, mut bytes) = (Vec::new(), 0);
+    // The text of an id that no token has is made by no merge.
+    for id in order.into_iter().filter(|&id| ids.get(&tokens[id]) == Some(&(id as u32))) {
         let token = &tokens[id];
         if token.len() > LONGEST {
             return Err(format!("token {id} has {} bytes, more than {LONGEST}", token.len()));
         }
         let mut own: Vec<(&str, &str)> = splits(token, ids).collect();
+        bytes += own.len() * (token.len() + size_of::<[String; 2]>());
+        if bytes > MERGE_BYTES {
+            return Err(format!(
+                "its tokens have so many splits that their merges take more than {MERGE_BYTES} bytes"
+            ));
+        }
         own.sort_by_key(|(left, right)| (ids[*left], ids[*right]));
         merges.extend(own.into_iter().map(|(left, right)| [left.to_owned(), right.to_owned()]));
     }

@@ -149,6 +149,22 @@ fn tokens_with_scores_come_back() {
     assert_eq!(again.encode_prompt(&talk).unwrap(), tokenizer.encode_prompt(&talk).unwrap());
 }
 
+/// Repeated letters can be split everywhere: 94 chains of 512 tokens have 12 million merges.
+#[test]
+fn a_vocabulary_with_endless_merges_is_refused() {
+    let chains =
+        ('!'..='~').flat_map(|letter| (1..=512).map(move |length| letter.to_string().repeat(length)));
+    let tokens: Vec<String> = chains.collect();
+    let ids = tokens.iter().cloned().zip(0..).collect();
+    let error = scores::to_merges(&tokens, &vec![0.0; tokens.len()], &ids).unwrap_err();
+    assert!(error.contains("so many splits"), "{error}");
+
+    // The text of an id without a token is made by nothing.
+    let tokens = ["[PA", "D7]", "[PAD7]"].map(str::to_owned);
+    let ids = tokens[..2].iter().cloned().zip(0..).collect();
+    assert!(scores::to_merges(&tokens, &[0.0; 3], &ids).unwrap().is_empty());
+}
+
 /// ab is made first, then abc, which is ab and c or a and bc; bc itself comes last.
 #[test]
 fn scores_by_hand() {

@@ -161,6 +161,11 @@ impl<'a> Vocabulary<'a> {
     /// Tokens with scores, as of `SentencePiece`.
     fn describe_scores(&mut self, metadata: &mut Metadata) -> Result<()> {
         let adds_space = self.adds_space()?;
+        if self.json["model"]["ignore_merges"] == true {
+            let fix = "llama.cpp has no such setting for tokens with scores: use a tokenizer without it";
+            return Err(self.refused("model", "ignore_merges = true".to_owned(), fix));
+        }
+
         for byte in 0..=u8::MAX {
             let text = format!("<0x{byte:02X}>");
             let Some(&id) = self.ids.get(&text) else {
@@ -225,8 +230,8 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// Returns an error for an added token that takes spaces with it, needs a word of its own, or is looked for in
-/// a text that was changed before.
+/// Returns an error for an added token that takes spaces with it, needs a word of its own, or is looked for
+/// in a text that was changed before.
 fn check_added_tokens(tokenizer: &Tokenizer, json: &Json) -> Result<()> {
     let is_nfc = json["normalizer"]["type"] == "NFC";
     for token in json["added_tokens"].as_array().into_iter().flatten() {
@@ -243,8 +248,8 @@ fn check_added_tokens(tokenizer: &Tokenizer, json: &Json) -> Result<()> {
     Ok(())
 }
 
-/// Adds the chat template and whether texts begin with BOS and end with EOS. Returns a sentence if the two are
-/// at odds: llama.cpp writes BOS before every prompt or before none, and this program takes a rendered
+/// Adds the chat template and whether texts begin with BOS and end with EOS. Returns a sentence if the two
+/// are at odds: llama.cpp writes BOS before every prompt or before none, and this program takes a rendered
 /// conversation as it is.
 fn describe_ends_of_texts(tokenizer: &Tokenizer, metadata: &mut Metadata) -> Result<Option<String>> {
     let [plain, whole] = [tokenizer.encode("a", false)?, tokenizer.encode("a", true)?];
