@@ -1,4 +1,5 @@
-//! Frozen weights of linear layers in four or eight bits a number (QLoRA: Dettmers et al. 2023, arXiv 2305.14314).
+//! Frozen weights of linear layers in four or eight bits a number (QLoRA: Dettmers et al. 2023, arXiv
+//! 2305.14314).
 //!
 //! ```text
 //!   nf4      four bits: quantiles of the normal distribution, with a scale for 64 numbers
@@ -6,8 +7,8 @@
 //!   int8     eight bits, with a scale for each row
 //!   matrix   the weight of one linear layer on one rank
 //! ```
-//! Codes, scales and the numbers they stand for are those of bitsandbytes, bit for bit. Embeddings, norms, biases
-//! and heads stay as they are, as bitsandbytes leaves them.
+//! Codes, scales and the numbers they stand for are those of bitsandbytes, bit for bit. Embeddings, norms,
+//! biases and heads stay as they are, as bitsandbytes leaves them.
 
 pub mod int8;
 pub mod matrix;

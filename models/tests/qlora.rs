@@ -1,5 +1,5 @@
-//! Models with adapters on quantised weights: they compute what the numbers compute that the codes stand for, however
-//! they are split over ranks, and what they save is an adapter.
+//! Models with adapters on quantised weights: they compute what the numbers compute that the codes stand for,
+//! however they are split over ranks, and what they save is an adapter.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
@@ -91,8 +91,8 @@ fn a_quantised_model_computes_what_its_numbers_compute() {
     }
 }
 
-/// Every linear layer but the head is quantised, and nothing else: each parameter that is left is one of the whole
-/// model, or of the adapter.
+/// Every linear layer but the head is quantised, and nothing else: each parameter that is left is one of the
+/// whole model, or of the adapter.
 #[test]
 fn linear_layers_are_quantised_and_nothing_else() {
     for name in FAMILIES {
@@ -197,10 +197,31 @@ fn roles_share_the_codes_of_their_trunk() {
     };
     assert_eq!(logits(&policy), logits(&base), "a new adapter changes no bit");
     assert_eq!(logits(&policy.for_decoding().unwrap().share().unwrap()), logits(&base));
-    let layers: Vec<_> = base.decoder().quantized_weights().keys().collect();
-    assert_eq!(critic.decoder().quantized_weights().keys().collect::<Vec<_>>(), layers);
+    let of_base = base.decoder().quantized_weights();
+    assert!(!of_base.is_empty());
+    for (layer, matrix) in critic.decoder().quantized_weights() {
+        assert!(matrix.shares_codes_with(&of_base[layer]), "{layer}");
+    }
     let error = base.save(tempfile::tempdir().unwrap().path()).unwrap_err().to_string();
     assert!(error.contains("is quantised") && error.contains("save an adapter"), "{error}");
+}
+
+/// The magnitudes of a new DoRA adapter are the norms of the numbers that are computed with, so their factor is
+/// one in bf16 too.
+#[test]
+fn a_new_dora_adapter_changes_no_bit_in_any_dtype() {
+    for (quantization, kind) in
+        QUANTIZATIONS.into_iter().flat_map(|it| [(it, Kind::Float), (it, Kind::BFloat16)])
+    {
+        let options = LoadOptions { kind, ..frozen(None, Some(quantization)) };
+        let base = CausalLm::load(&golden_folder("llama"), &options).unwrap();
+        let dora = base.with_new_adapter(&plan(true), 3, true).unwrap();
+        let hidden = |model: &CausalLm| {
+            let batch = models::batch::Batch::new(&outcome::ROWS, tch::Device::Cpu);
+            no_grad(|| model.forward_no_grad(&batch)).unwrap()
+        };
+        assert!(hidden(&dora).equal(&hidden(&base)), "{quantization:?} {kind:?}");
+    }
 }
 
 /// What is planned is what is held.

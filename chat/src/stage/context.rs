@@ -143,12 +143,13 @@ pub(super) fn trainable_options(config: &RunConfig, ctx: &StageContext<'_>) -> a
 
     let model_parallel = model_parallel(config, ctx.groups);
     let memory = WeightMemory::for_device(&ctx.memory, device, ctx.groups);
-    let (kind, quantize) = (config.model.dtype.kind(), config.model.quantize);
+    let kind = config.model.dtype.kind();
+    let quantize = config.model.quantize.filter(|_| ctx.stage.reads("model.quantize"));
     Ok(LoadOptions { kind, device, trainable: true, model_parallel, memory, quantize })
 }
 
-/// The adapters that a run begins with, if it trains any: those of `[model.lora]` on a whole model. A run that
-/// starts from an adapter, or goes on from a checkpoint of one, trains that one.
+/// The adapters that a run begins with, if it trains any: those of `[model.lora]` on a whole model. A run
+/// that starts from an adapter, or goes on from a checkpoint of one, trains that one.
 pub(super) fn new_adapter(
     config: &RunConfig,
     folder: &ModelFolder,
@@ -188,7 +189,8 @@ pub(super) fn first_adapter(
     Ok(Some(Arc::new(file.plan("[model.lora]")?)))
 }
 
-/// The adapters that a stage trains: new ones, or those of its folder. `None` for a model that is trained whole.
+/// The adapters that a stage trains: new ones, or those of its folder. `None` for a model that is trained
+/// whole.
 pub(super) fn trained_adapter(
     new_adapter: Option<&Arc<LoraPlan>>,
     folder: &ModelFolder,

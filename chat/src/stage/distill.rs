@@ -107,7 +107,14 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let lora = context::trained_adapter(adapter.as_ref(), &folder)?;
     let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
     let trained = PlannedModel::trained("model", &student, head, kind).with_adapter(lora.as_ref());
-    let frozen = PlannedModel { role: "teacher", config: &teacher, is_trained: false, lora: None, ..trained };
+    let frozen = PlannedModel {
+        role: "teacher",
+        config: &teacher,
+        is_trained: false,
+        lora: None,
+        is_quantized: false,
+        ..trained
+    };
     let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
     let plan = sft::planned(config, ctx, &[trained, frozen], &inputs, replies)?;
     if context::ends_with_plan(&plan, ctx)? {

@@ -26,6 +26,8 @@ pub(crate) struct PlannedModel<'a> {
     pub(crate) role: &'static str,
     /// The adapters that are trained in place of the model.
     pub(crate) lora: Option<&'a Arc<LoraPlan>>,
+    /// Whether its frozen weights are held as `[model] quantize` says.
+    pub(crate) is_quantized: bool,
     /// Whether another of the models holds the weights that the adapters belong to.
     pub(crate) shares_trunk: bool,
     pub(crate) config: &'a Config,
@@ -37,12 +39,21 @@ pub(crate) struct PlannedModel<'a> {
 impl<'a> PlannedModel<'a> {
     /// A model that is trained whole.
     pub(crate) fn trained(role: &'static str, config: &'a Config, head: HeadKind, kind: Kind) -> Self {
-        Self { role, lora: None, shares_trunk: false, config, head, kind, is_trained: true }
+        Self {
+            role,
+            lora: None,
+            is_quantized: false,
+            shares_trunk: false,
+            config,
+            head,
+            kind,
+            is_trained: true,
+        }
     }
 
     /// The same model with adapters that are trained in its place, if there are any.
     pub(crate) fn with_adapter(self, lora: Option<&'a Arc<LoraPlan>>) -> Self {
-        Self { lora, ..self }
+        Self { lora, is_quantized: lora.is_some(), ..self }
     }
 
     fn spec(&self) -> DecoderSpec {
@@ -52,8 +63,8 @@ impl<'a> PlannedModel<'a> {
     }
 
     fn load_options(&self, model_parallel: ModelParallel) -> LoadOptions {
-        let (kind, trainable) = (self.kind, self.is_trained);
-        LoadOptions { kind, device: Device::Cpu, trainable, model_parallel, memory: None, quantize: None }
+        let trainable = self.is_trained;
+        LoadOptions { trainable, model_parallel, ..LoadOptions::frozen(self.kind, Device::Cpu) }
     }
 }
 
@@ -110,7 +121,7 @@ fn bytes_of(
     groups: &ProcessGroups,
     model: &PlannedModel<'_>,
 ) -> Result<ModelBytes, models::Error> {
-    let quantize = config.model.quantize.filter(|_| model.lora.is_some());
+    let quantize = config.model.quantize.filter(|_| model.is_quantized);
     let options = LoadOptions { quantize, ..model.load_options(model_parallel(config, groups)) };
     let specs = if model.shares_trunk { own_weight_specs } else { weight_specs }(model.spec(), &options)?;
     let (stage, moments) = (config.parallel.zero, config.train.moments_dtype);

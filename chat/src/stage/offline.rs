@@ -1,5 +1,6 @@
 //! What the stages have in common that learn from given completions: `dpo`, `kto`, `orpo`, `simpo`, `cpo`.
-//! Each of them is an [`Algorithm`] in a file of its own; those that learn from pairs are a [`PairAlgorithm`].
+//! Each of them is an [`Algorithm`] in a file of its own; those that learn from pairs are a
+//! [`PairAlgorithm`].
 
 use std::path::Path;
 

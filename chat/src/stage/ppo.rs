@@ -350,7 +350,10 @@ impl PerRole<PlannedRole> {
             PlannedModel { is_trained: false, ..model }
         }
         let kind = config.model.dtype.kind();
-        let mut models = vec![planned("policy", &self.policy, HeadKind::Vocabulary, kind)];
+        let mut models = vec![
+            planned("policy", &self.policy, HeadKind::Vocabulary, kind)
+                .with_adapter(self.policy.lora.as_ref()),
+        ];
         models.extend(self.critic.iter().map(|critic| planned("critic", critic, HeadKind::Scalar, kind)));
         models.push(frozen(planned("reference", &self.reference, HeadKind::Vocabulary, kind)));
         let rewards = self.rewards.iter();
@@ -442,8 +445,8 @@ impl PpoModelSet {
     }
 }
 
-/// Where the frozen weights are that the policy's adapter belongs to, and the dtype in which they are held. Every
-/// other model that is an adapter of them, or is these weights themselves, shares their memory.
+/// Where the frozen weights are that the policy's adapter belongs to, and the dtype in which they are held.
+/// Every other model that is an adapter of them, or is these weights themselves, shares their memory.
 struct TrunkPlace {
     folder: PathBuf,
     kind: Kind,
@@ -456,8 +459,8 @@ impl TrunkPlace {
         Some(Self { folder: resolved(folder), kind })
     }
 
-    /// Whether the trunk holds the weights of `folder` in this dtype, apart from an adapter. A whole scalar model
-    /// has weights of its own.
+    /// Whether the trunk holds the weights of `folder` in this dtype, apart from an adapter. A whole scalar
+    /// model has weights of its own.
     fn holds(&self, folder: &ModelFolder, is_scalar: bool, kind: Kind) -> bool {
         let base = if is_scalar { folder.base() } else { folder.base().or(Some(folder.path())) };
         base.is_some_and(|base| resolved(base) == self.folder) && kind == self.kind

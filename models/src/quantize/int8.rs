@@ -1,5 +1,5 @@
-//! Eight bits a number and one scale a row, as `LLM.int8()` holds weights (Dettmers et al. 2022, arXiv 2208.07339,
-//! section 2.1).
+//! Eight bits a number and one scale a row, as `LLM.int8()` holds weights (Dettmers et al. 2022, arXiv
+//! 2208.07339, section 2.1).
 //!
 //! ```text
 //!   scale[row] = max |w|                                over the row, fp32
@@ -31,10 +31,5 @@ impl Int8 {
             let factor = 127.0 / scale;
             self.codes.extend(row.iter().map(|number| (number * factor).round_ties_even() as i8));
         }
-    }
-
-    /// The number that element `index` stands for, fp32.
-    pub fn number(&self, index: usize, columns: usize) -> f32 {
-        f32::from(self.codes[index]) * self.scales[index / columns] * UNIT
     }
 }

@@ -1,8 +1,8 @@
 //! The quantised weight of one linear layer, of which a rank holds all or a shard.
 //!
-//! The whole matrix is quantised and then sharded, so the codes do not depend on the number of ranks. A block of
-//! NF4 may lie on two ranks, and the scales are an eighth of a bit a number, so every rank holds all scales. The
-//! codes never change and have no gradient.
+//! The whole matrix is quantised and then sharded, so the codes do not depend on the number of ranks. A block
+//! of NF4 may lie on two ranks, and the scales are an eighth of a bit a number, so every rank holds all
+//! scales. The codes never change and have no gradient.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use parallel::comm::{ProcessGroup, Reduction};
 use parallel::kernels::quantized::{self, CodeKind, Codes};
-use parallel::{Placement, ShardSpec, upload};
+use parallel::{Placement, upload};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -141,8 +141,8 @@ impl Part {
 }
 
 impl QuantizedMatrix {
-    /// Quantises `full`, a weight `[out, in]` with finite numbers, as if they were fp32, and keeps this rank's shard.
-    /// `None` if a row of the shard consists of several pieces.
+    /// Quantises `full`, a weight `[out, in]` with finite numbers, as if they were fp32, and keeps this
+    /// rank's shard. `None` if a row of the shard consists of several pieces.
     pub fn new(quantization: Quantization, full: &Tensor, placement: &Placement) -> Option<Self> {
         let shape: [i64; 2] = full.size().try_into().expect("a weight is a matrix");
         let part = Part::of(shape, placement)?;
@@ -194,8 +194,8 @@ impl QuantizedMatrix {
         self.with_codes(|codes| quantized::dequantize(codes, kind))
     }
 
-    /// The product `[N, out]` of a few rows `x` `[N, in]`, without a graph; `None` where that with the dense weight
-    /// is the better way.
+    /// The product `[N, out]` of a few rows `x` `[N, in]`, without a graph; `None` where that with the dense
+    /// weight is the better way.
     pub fn product(&self, x: &Tensor) -> Option<Tensor> {
         self.with_codes(|codes| quantized::product(x, codes))
     }
@@ -207,13 +207,24 @@ impl QuantizedMatrix {
         Self { rows: at(outputs.start)..at(outputs.end), ..self.clone() }
     }
 
-    /// The norms of the rows of the dense weight, `[out]`, fp32. All ranks that hold a part of the inputs call it.
-    pub(crate) fn row_norms(&self) -> Result<Tensor, parallel::Error> {
-        let squares = no_grad(|| self.dense(Kind::Float).square().sum_dim_intlist(1, false, Kind::Float));
+    /// The norms of the rows of the dense weight in `kind`, `[out]`, fp32. All ranks that hold a part of the
+    /// inputs call it.
+    pub(crate) fn row_norms(&self, kind: Kind) -> Result<Tensor, parallel::Error> {
+        let dense = self.dense(kind).to_kind(Kind::Float);
+        let squares = no_grad(|| dense.square().sum_dim_intlist(1, false, Kind::Float));
         if let Some(group) = &self.input_group {
             group.all_reduce(&squares, Reduction::Sum)?;
         }
         Ok(no_grad(|| squares.sqrt()))
+    }
+
+    /// Whether two matrices read the same codes in memory.
+    pub fn shares_codes_with(&self, other: &Self) -> bool {
+        let codes = |matrix: &Self| match &matrix.held {
+            Held::Nf4 { codes, .. } | Held::Int8 { codes, .. } => Some(codes.data_ptr()),
+            Held::Bytes(_) => None,
+        };
+        codes(self).is_some() && codes(self) == codes(other)
     }
 
     fn with_codes<T>(&self, run: impl FnOnce(&Codes<'_>) -> T) -> T {
@@ -292,20 +303,22 @@ fn int8(full: &Tensor, placement: &Placement) -> Held {
     let mut whole = Int8::default();
     let rows_in_piece = (PIECE_NUMBERS / columns.max(1)).max(1);
     in_pieces(full, rows_in_piece * columns, |numbers| whole.push_rows(numbers, columns as usize));
-    let codes = placement.shard(&upload(&whole.codes, Device::Cpu).view([-1, columns])).contiguous();
-    let scales = upload(&whole.scales, Device::Cpu);
-    let scales = match placement {
+    let (codes, scales) = (upload(&whole.codes, Device::Cpu), upload(&whole.scales, Device::Cpu));
+    let codes = codes.view([-1, columns]);
+    // A shard of rows is a view, which would keep the codes of all ranks in memory.
+    let (codes, scales) = match placement {
+        Placement::Replicate => (codes, scales),
         Placement::Shard { spec, group } if spec.dim() == 0 => {
-            ShardSpec::local_shard(spec, &scales, group.rank())
+            (placement.shard(&codes).copy(), spec.local_shard(&scales, group.rank()).copy())
         }
-        _ => scales,
+        Placement::Shard { .. } => (placement.shard(&codes).copy(), scales),
     };
     Held::Int8 { codes: codes.view([-1]), scales }
 }
 
 #[cfg(test)]
 mod tests {
-    use parallel::{Axis, Mesh, ProcessGroups};
+    use parallel::{Axis, Mesh, ProcessGroups, ShardSpec};
 
     use super::*;
 

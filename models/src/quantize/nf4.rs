@@ -1,5 +1,5 @@
-//! NF4: a number is one of sixteen quantiles of the normal distribution, times the largest magnitude among its
-//! 64 neighbours in the matrix (Dettmers et al. 2023, arXiv 2305.14314, section 3).
+//! NF4: a number is one of sixteen quantiles of the normal distribution, times the largest magnitude among
+//! its 64 neighbours in the matrix (Dettmers et al. 2023, arXiv 2305.14314, section 3).
 //!
 //! ```text
 //!   block b of a matrix, row after row:  64 numbers, the last block may have fewer
@@ -7,9 +7,9 @@
 //!   code[i]   = the nearest of BOOK to w[i] / scale[b]      two codes a byte, the first in the upper half
 //!   w[i]      ~ BOOK[code[i]] scale[b]
 //! ```
-//! The scales are quantised in turn ([`scales`]). Codes and numbers are bit for bit those of
-//! bitsandbytes 0.50.2 on a processor from fp32. A number between two of [`BOOK`] goes to the lower one if it lies
-//! exactly in the middle.
+//! The scales are quantised in turn ([`scales`]). Codes and numbers are bit for bit those of bitsandbytes
+//! 0.50.2 on a processor from fp32. A number between two of [`BOOK`] goes to the lower one if it lies exactly
+//! in the middle.
 
 use super::scales::{self, Scales};
 
@@ -34,7 +34,7 @@ pub const BOOK: [f32; 16] = [
 ];
 
 /// The numbers that share a scale.
-pub const BLOCK: usize = 64;
+pub use parallel::kernels::quantized::BLOCK;
 
 /// The least magnitude that a block is divided by.
 const LEAST_SCALE: f32 = 1e-38;
@@ -56,7 +56,8 @@ pub struct Nf4Quantizer {
 }
 
 impl Nf4Quantizer {
-    /// Adds the next finite numbers of the matrix. All pieces but the last have a multiple of [`BLOCK`] numbers.
+    /// Adds the next finite numbers of the matrix. All pieces but the last have a multiple of [`BLOCK`]
+    /// numbers.
     pub fn push(&mut self, numbers: &[f32]) {
         let (blocks, rest) = numbers.as_chunks::<BLOCK>();
         for block in blocks {
@@ -83,15 +84,6 @@ impl Nf4Quantizer {
     /// The quantised matrix.
     pub fn finish(self) -> Nf4 {
         Nf4 { codes: self.codes, scales: scales::quantize(&self.scales) }
-    }
-}
-
-impl Nf4 {
-    /// The number that element `index` of the matrix stands for, fp32.
-    pub fn number(&self, index: usize) -> f32 {
-        let pair = self.codes[index / 2];
-        let code = if index.is_multiple_of(2) { pair >> 4 } else { pair & 15 };
-        BOOK[usize::from(code)] * self.scales.scale(index / BLOCK)
     }
 }
 

@@ -1,5 +1,5 @@
-//! The scales of blocks in eight bits: "double quantisation" (Dettmers et al. 2023, arXiv 2305.14314, section 3)
-//! with the dynamic code of Dettmers et al. 2022 (arXiv 2110.02861, section 2.1).
+//! The scales of blocks in eight bits: "double quantisation" (Dettmers et al. 2023, arXiv 2305.14314, section
+//! 3) with the dynamic code of Dettmers et al. 2022 (arXiv 2110.02861, section 2.1).
 //!
 //! ```text
 //!   offset  = mean of the scales
@@ -7,14 +7,15 @@
 //!   code    = the nearest of BOOK to (scale - offset) / nested
 //!   scale   ~ BOOK[code] nested + offset
 //! ```
-//! bitsandbytes 0.50.2 looks codes up on a processor: the quotient is first rounded to one of 65,536 steps from -1
-//! to 1, so a quotient next to the middle of two codes may get the farther one. Codes are bit for bit the same
-//! here. Its mean is a sum of fp32 whose rounding depends on the number of threads; here it is always that of one.
+//! bitsandbytes 0.50.2 looks codes up on a processor: the quotient is first rounded to one of 65,536 steps
+//! from -1 to 1, so a quotient next to the middle of two codes may get the farther one. Codes are bit for bit
+//! the same here. Its mean is a sum of fp32 whose rounding depends on the number of threads; here it is
+//! always that of one.
 
 use std::sync::OnceLock;
 
 /// The scales that share a scale of their own.
-pub const NESTED_BLOCK: usize = 256;
+pub use parallel::kernels::quantized::NESTED_BLOCK;
 
 /// The steps of the table of codes.
 const STEPS: usize = 1 << 16;
@@ -30,13 +31,6 @@ pub struct Scales {
     pub offset: f32,
 }
 
-impl Scales {
-    /// The scale of block `block`.
-    pub fn scale(&self, block: usize) -> f32 {
-        book()[usize::from(self.codes[block])] * self.nested[block / NESTED_BLOCK] + self.offset
-    }
-}
-
 /// Quantises the scales of the blocks of one matrix.
 pub fn quantize(scales: &[f32]) -> Scales {
     let offset = if scales.is_empty() { 0.0 } else { sum(scales) / scales.len() as f32 };
@@ -45,7 +39,8 @@ pub fn quantize(scales: &[f32]) -> Scales {
         let centred: Vec<f32> = block.iter().map(|scale| scale - offset).collect();
         let largest = centred.iter().fold(0.0f32, |most, number| most.max(number.abs()));
         nested.push(largest);
-        // Equal scales have no distance from their mean, and the code of what is multiplied by zero does not matter.
+        // Equal scales have no distance from their mean, and the code of what is multiplied by zero does not
+        // matter.
         let factor = largest.recip();
         let code = |number: &f32| if largest > 0.0 { table()[step_of(number * factor)] } else { 0 };
         codes.extend(centred.iter().map(code));
@@ -72,8 +67,8 @@ fn table() -> &'static [u8; STEPS] {
     })
 }
 
-/// The numbers that a code stands for, in ascending order: in each decade from 1e-6 to 1, twice as many as in the
-/// one before, in the middle of equal steps; zero; and one. bitsandbytes: `create_dynamic_map`.
+/// The numbers that a code stands for, in ascending order: in each decade from 1e-6 to 1, twice as many as in
+/// the one before, in the middle of equal steps; zero; and one. bitsandbytes: `create_dynamic_map`.
 pub fn book() -> &'static [f32; 256] {
     static BOOK: OnceLock<[f32; 256]> = OnceLock::new();
     BOOK.get_or_init(|| {
@@ -89,7 +84,8 @@ pub fn book() -> &'static [f32; 256] {
     })
 }
 
-/// `count + 1` numbers from 0.1 to 1 at equal distances, counted from the nearer end, as torch's `linspace` does.
+/// `count + 1` numbers from 0.1 to 1 at equal distances, counted from the nearer end, as torch's `linspace`
+/// does.
 fn steps_from_a_tenth(count: usize) -> Vec<f32> {
     let step = (1.0 - 0.1f32) / count as f32;
     let number = |index: usize| {
@@ -102,8 +98,9 @@ fn steps_from_a_tenth(count: usize) -> Vec<f32> {
     (0..=count).map(number).collect()
 }
 
-/// The sum, rounded as torch rounds it in one thread: eight lanes, each with four sums side by side, and partial
-/// sums of growing length on four levels (pairwise summation: Higham 1993, <https://doi.org/10.1137/0914050>).
+/// The sum, rounded as torch rounds it in one thread: eight lanes, each with four sums side by side, and
+/// partial sums of growing length on four levels (pairwise summation: Higham 1993,
+/// <https://doi.org/10.1137/0914050>).
 fn sum(numbers: &[f32]) -> f32 {
     const LANES: usize = 8;
     const BESIDE: usize = 4;

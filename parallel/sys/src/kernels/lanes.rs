@@ -34,8 +34,8 @@ pub(super) trait Lanes: Copy {
     /// Reads sixteen whole numbers of eight bits from `place` on.
     unsafe fn load_whole(place: *const i8) -> Self;
 
-    /// The numbers of `book` at sixteen places of four bits, which are read from `pairs` on: two in each of eight
-    /// bytes, the first in the upper half.
+    /// The numbers of `book` at sixteen places of four bits, which are read from `pairs` on: two in each of
+    /// eight bytes, the first in the upper half.
     unsafe fn look_up(book: &[f32; LANES], pairs: *const u8) -> Self;
 
     /// Writes the numbers to `place` and the fifteen after it.
@@ -308,8 +308,8 @@ mod x86 {
         _mm_unpacklo_epi8(upper, _mm_and_si128(pairs, half))
     }
 
-    /// The numbers at places in a book of two parts. A permutation looks at three bits of a place, and the fourth
-    /// chooses the part.
+    /// The numbers at places in a book of two parts. A permutation looks at three bits of a place, and the
+    /// fourth chooses the part.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn look_up_eight(lower: __m256, upper: __m256, places: __m256i) -> __m256 {
