@@ -1,8 +1,8 @@
 //! No circle of files: the files of a crate can be read one after the other, each after those that it uses.
 //!
-//! File A uses file B if a path of A, in a `use` or in code, leads to an item that B defines. A re-export is a
-//! use by the module that has it, and whoever takes an item from there uses the file that defines the item. A
-//! module that only declares its children uses none of them. Unit tests are left out.
+//! File A uses file B if a path of A, in a `use` or in code, leads to an item that B defines. A re-export is
+//! a use by the module that has it, and whoever takes an item from there uses the file that defines the item.
+//! A module that only declares its children uses none of them. Unit tests are left out.
 //!
 //! The reader is a tokenizer that knows modules, items and imports. It does not see methods and fields, which
 //! are reached through values, nor what a macro makes, nor that a name inside a function may be another one.

@@ -1,5 +1,5 @@
-//! Evaluations through the binary: results, an evaluation that is killed, bounds, comparisons, code that models
-//! write, wrong input.
+//! Evaluations through the binary: results, an evaluation that is killed, bounds, comparisons, code that
+//! models write, wrong input.
 
 use std::fs;
 use std::process::Stdio;

@@ -1,5 +1,5 @@
-//! Adapters through the program: every stage trains them, on every mesh and under budgets, killed and resumed,
-//! and every command takes their folders.
+//! Adapters through the program: every stage trains them, on every mesh and under budgets, killed and
+//! resumed, and every command takes their folders.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,8 @@ use crate::training::{copied, copy, json, metrics};
 /// Adapters of rank 4 on every linear layer.
 const LORA: [&str; 2] = ["model.lora.r=4", "model.lora.lora_alpha=8"];
 
-/// 5.6 M parameters: enough for a choice of chunk sizes, which differ for the frozen weights and the adapters.
+/// 5.6 M parameters: enough for a choice of chunk sizes, which differ for the frozen weights and the
+/// adapters.
 const LARGE: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 320,
     "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
     "max_position_embeddings": 128, "tie_word_embeddings": true}"#;
@@ -204,10 +205,16 @@ fn four_roles_on_one_trunk_score_as_four_copies() {
     let [_, critic_copy, reference_copy, reward_copy] = copies[..] else { panic!("{copies:?}") };
     assert_eq!([critic_copy, reward_copy], [critic + reference_copy; 2]);
     assert_eq!(policy - reference_copy, critic - 4 * 16, "the score head is a row of 16");
+
+    // A reward model in fp32 does not share a trunk in bf16, and has no codes.
+    let line = format!("ppo --config life/ppo/run.toml {lora} --set ppo.reward_model=rm/final");
+    let plan =
+        scratch.run(&format!("plan {line} --set model.dtype=bfloat16 --set model.quantize=nf4 --json"));
+    assert_eq!(plan.json()["memory"][3]["weights"], reward_copy, "{plan:#?}");
 }
 
-/// Every mesh quantises the same whole matrices. A rounding of a weight is far larger than one of a sum, so codes
-/// that differed would show.
+/// Every mesh quantises the same whole matrices. A rounding of a weight is far larger than one of a sum, so
+/// codes that differed would show.
 #[test]
 fn every_stage_trains_on_quantised_weights_on_several_processes_as_on_one() {
     let nf4 = [&LORA[..], &["model.quantize=nf4"]].concat();
@@ -230,8 +237,8 @@ fn a_quantised_run_is_planned_recorded_resumed_and_gone_on_from() {
     };
     let [quantised, dense] = [nf4, ""].map(|more| plan(more)["memory"][0].clone());
     assert_eq!(quantised["optimizer"], dense["optimizer"]);
-    // In four layers: q, k, v and o, gate, up and down. A number has 4 bytes in fp32, and as a code half a byte and
-    // its part of the scales, a little over 1/64 of a byte; and each row has a place.
+    // In four layers: q, k, v and o, gate, up and down. A number has 4 bytes in fp32, and as a code half a
+    // byte and its part of the scales, a little over 1/64 of a byte; and each row has a place.
     let numbers = 4 * (2 * 320 * 320 + 2 * 160 * 320 + 3 * 1024 * 320);
     let saved = dense["weights"].as_i64().unwrap() - quantised["weights"].as_i64().unwrap();
     let per_number = 4.0 - saved as f64 / f64::from(numbers);

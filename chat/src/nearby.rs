@@ -1,8 +1,8 @@
 //! Finds what a command can go on with in a folder: models, runs and files of rows.
 //!
 //! The search goes level by level and is bounded: [`DEPTH`] levels, [`ENTRIES`] entries. It follows no links,
-//! and skips hidden folders and source code. What it cannot read it passes over, because nobody asked for that
-//! file. It loads no weights, and does not read into the folder of a finished model.
+//! and skips hidden folders and source code. What it cannot read it passes over, because nobody asked for
+//! that file. It loads no weights, and does not read into the folder of a finished model.
 
 use std::collections::VecDeque;
 use std::fs::{self, DirEntry};
@@ -171,8 +171,8 @@ fn below(folder: &Path, entry: &DirEntry) -> PathBuf {
     if folder == Path::new(".") { entry.file_name().into() } else { entry.path() }
 }
 
-/// Whether an entry of `folder`, a folder itself, is worth a look. A package of Cargo is source code: what lies in
-/// it, in `target` or beside the tests of the package around it is nobody's model.
+/// Whether an entry of `folder`, a folder itself, is worth a look. A package of Cargo is source code: what
+/// lies in it, in `target` or beside the tests of the package around it is nobody's model.
 fn is_searched(folder: &Path, entry: &DirEntry) -> bool {
     let name = entry.file_name();
     let is_package = |folder: &Path| folder.join(PACKAGE).is_file();

@@ -132,8 +132,8 @@ pub enum Error {
     )]
     Parquet {
         path: PathBuf,
-        /// The error of the Parquet reader or writer. The message says all of it, so it is not a source: a chain
-        /// of causes would say it twice, with the words that `parquet_reason` leaves out.
+        /// The error of the Parquet reader or writer. The message says all of it, so it is not a source: a
+        /// chain of causes would say it twice, with the words that `parquet_reason` leaves out.
         error: parquet::errors::ParquetError,
     },
 

@@ -86,8 +86,8 @@ impl Room {
     }
 }
 
-/// Checks that the KV cache of `tokens` tokens is not larger than the memory of this machine. The host gives a
-/// page its memory at the first write only, so without this check the program would be killed much later. A
+/// Checks that the KV cache of `tokens` tokens is not larger than the memory of this machine. The host gives
+/// a page its memory at the first write only, so without this check the program would be killed much later. A
 /// device refuses at once.
 fn check_cache(decoder: &Decoder, tokens: usize) -> Result<(), Error> {
     let bytes = tokens as u128 * decoder.cache_bytes_per_token() as u128;

@@ -14,7 +14,6 @@ use inference::sample::SamplingParams;
 use inference::scheduler::{Counts, Order};
 use models::batch::Batch;
 use models::causal_lm::{CausalLm, LoadOptions};
-use models::model_parallel::ModelParallel;
 use parallel::{Parameter, Segmented};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -37,14 +36,7 @@ const MODELS: [&str; 15] = [
     "qwen3-moe",
     "qwen3-moe-window",
 ];
-const LOAD: LoadOptions = LoadOptions {
-    kind: Kind::Float,
-    device: Device::Cpu,
-    trainable: false,
-    model_parallel: ModelParallel::NONE,
-    memory: None,
-    quantize: None,
-};
+const LOAD: LoadOptions = LoadOptions::frozen(Kind::Float, Device::Cpu);
 const ROOMY: EngineOptions = EngineOptions {
     sequences: 8,
     cached_tokens: 1024,

@@ -52,14 +52,7 @@ fn golden_folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden").join(name)
 }
 
-const LOAD: LoadOptions = LoadOptions {
-    kind: Kind::Float,
-    device: Device::Cpu,
-    trainable: false,
-    model_parallel: ModelParallel::NONE,
-    memory: None,
-    quantize: None,
-};
+const LOAD: LoadOptions = LoadOptions::frozen(Kind::Float, Device::Cpu);
 
 fn load(name: &str, model_parallel: &ModelParallel) -> CausalLm {
     let options = LoadOptions { model_parallel: model_parallel.clone(), ..LOAD };

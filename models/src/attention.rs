@@ -58,32 +58,8 @@ impl Attention {
     ) -> Result<Self, Error> {
         let (names, dim) = (&architecture.names, architecture.head_dim);
         let (inner, outer) = (architecture.hidden_size, architecture.num_heads * dim);
-        let kv = architecture.num_kv_heads * dim;
-        let name = |index: usize| format!("{prefix}.{}", names.qkv[index]);
-        let bias = architecture.qkv_bias;
         let heads = HeadPartition::new(architecture, builder.group())?;
-        let (query_placement, kv_placement) = (&heads.query_placement, &heads.kv_placement);
-
-        let fused = [inner, outer + 2 * kv];
-        let projection = match architecture.qkv {
-            Qkv::Separate => Projection::Separate(Box::new([
-                builder.column_parallel_linear(&name(0), [inner, outer], bias, query_placement)?,
-                builder.column_parallel_linear(&name(1), [inner, kv], bias, kv_placement)?,
-                builder.column_parallel_linear(&name(2), [inner, kv], bias, kv_placement)?,
-            ])),
-            Qkv::Fused => Projection::Fused(builder.column_parallel_linear(
-                &name(0),
-                fused,
-                bias,
-                &heads.fused_placement(),
-            )?),
-            Qkv::InterleavedByHead => Projection::InterleavedByHead(builder.column_parallel_linear(
-                &name(0),
-                fused,
-                bias,
-                &heads.interleaved_placement(),
-            )?),
-        };
+        let projection = Projection::new(builder, architecture, &heads, prefix)?;
 
         // Each rank applies the norm to its own heads, so under tensor parallelism its gradient is partial.
         let norms = if architecture.qk_norm {
@@ -194,5 +170,42 @@ impl Attention {
     /// The sliding window and ALiBi bias of this layer.
     pub fn mask(&self) -> &MaskKind {
         &self.mask
+    }
+}
+
+impl Projection {
+    /// Builds the linear layers that make queries, keys and values.
+    fn new(
+        builder: &mut ModuleBuilder<'_>,
+        architecture: &Architecture,
+        heads: &HeadPartition,
+        prefix: &str,
+    ) -> Result<Self, Error> {
+        let (inner, dim) = (architecture.hidden_size, architecture.head_dim);
+        let (outer, kv) = (architecture.num_heads * dim, architecture.num_kv_heads * dim);
+        let name = |index: usize| format!("{prefix}.{}", architecture.names.qkv[index]);
+        let bias = architecture.qkv_bias;
+        let (query_placement, kv_placement) = (&heads.query_placement, &heads.kv_placement);
+
+        let fused = [inner, outer + 2 * kv];
+        Ok(match architecture.qkv {
+            Qkv::Separate => Self::Separate(Box::new([
+                builder.column_parallel_linear(&name(0), [inner, outer], bias, query_placement)?,
+                builder.column_parallel_linear(&name(1), [inner, kv], bias, kv_placement)?,
+                builder.column_parallel_linear(&name(2), [inner, kv], bias, kv_placement)?,
+            ])),
+            Qkv::Fused => Self::Fused(builder.column_parallel_linear(
+                &name(0),
+                fused,
+                bias,
+                &heads.fused_placement(),
+            )?),
+            Qkv::InterleavedByHead => Self::InterleavedByHead(builder.column_parallel_linear(
+                &name(0),
+                fused,
+                bias,
+                &heads.interleaved_placement(),
+            )?),
+        })
     }
 }

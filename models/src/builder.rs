@@ -44,7 +44,8 @@ pub struct ParameterRequest<'a> {
 pub enum ParameterPart {
     /// The weights that models with different adapters and heads share.
     Trunk,
-    /// The whole weight of a linear layer of the trunk, which is quantised and then sharded. It is no parameter.
+    /// The whole weight of a linear layer of the trunk, which is quantised and then sharded. It is no
+    /// parameter.
     Quantized,
     /// A module of the trunk that the model trains whole, a copy of its own.
     TrunkCopy,
@@ -327,12 +328,7 @@ impl<'a> ModuleBuilder<'a> {
         let [inner, outer] = layer.sizes;
         let in_out = self.architecture.is_conv1d;
         let shape = if in_out { [inner, outer] } else { [outer, inner] };
-        let placement = match layer.placement {
-            WeightPlacement::Shard(spec) => {
-                WeightPlacement::Shard(spec.with_dim(usize::from((layer.sharded == Side::Inputs) != in_out)))
-            }
-            other => other.clone(),
-        };
+        let placement = matrix_placement(layer, in_out);
         self.parameter(&format!("{}.weight", layer.name), &shape, Initial::Normal(deviation), &placement)
     }
 
@@ -343,14 +339,6 @@ impl<'a> ModuleBuilder<'a> {
         deviation: f64,
     ) -> Result<Option<QuantizedMatrix>, Error> {
         let (Some(quantize), true) = (self.quantize, self.is_local) else { return Ok(None) };
-        let [inner, outer] = layer.sizes;
-        let placement = match layer.placement {
-            WeightPlacement::Shard(spec) => {
-                WeightPlacement::Shard(spec.with_dim(usize::from(layer.sharded == Side::Inputs)))
-            }
-            other => other.clone(),
-        };
-        let placement = self.placement_of(&placement);
         let refused = |setting: &str, fix: &str| Error::Quantized {
             layer: layer.name.to_owned(),
             setting: setting.to_owned(),
@@ -359,6 +347,9 @@ impl<'a> ModuleBuilder<'a> {
         if self.lora.is_some_and(|lora| lora.trains_whole(layer.name)) {
             return Err(refused("`modules_to_save`", "leave the layer out, and give it an adapter"));
         }
+
+        let [inner, outer] = layer.sizes;
+        let placement = self.placement_of(&matrix_placement(layer, false));
         let matrix = match quantize {
             QuantizedSource::Shared(weights) => weights.get(layer.name).cloned(),
             QuantizedSource::Sizes(quantization) => {
@@ -369,6 +360,7 @@ impl<'a> ModuleBuilder<'a> {
                 QuantizedMatrix::new(*quantization, &full, &placement)
             }
         };
+
         let fix = "set another [parallel.tensor] size";
         let matrix =
             matrix.ok_or_else(|| refused("a tensor-parallel split of its inputs in several pieces", fix))?;
@@ -455,5 +447,15 @@ impl<'a> ModuleBuilder<'a> {
             }
         }
         Ok(Norm { kind, eps, size, weight, bias })
+    }
+}
+
+/// How the matrix of a linear layer is placed: `[in, out]` if `in_out` says so, otherwise `[out, in]`.
+fn matrix_placement(layer: &LinearSpec<'_>, in_out: bool) -> WeightPlacement {
+    match layer.placement {
+        WeightPlacement::Shard(spec) => {
+            WeightPlacement::Shard(spec.with_dim(usize::from((layer.sharded == Side::Inputs) != in_out)))
+        }
+        other => other.clone(),
     }
 }

@@ -52,8 +52,8 @@ pub struct LoadOptions {
     pub model_parallel: ModelParallel,
     /// Reserves the memory of the parameters. `None` allocates each of them on its own.
     pub memory: Option<Arc<dyn WeightAllocator>>,
-    /// How the weights of linear layers are held, if not as numbers of `kind`. Only of a model that is not trained
-    /// itself, and that is read from a folder.
+    /// How the weights of linear layers are held, if not as numbers of `kind`. Loading from a folder reads this
+    /// field, and refuses it for a model that is trained itself; a new model ignores it.
     pub quantize: Option<Quantization>,
 }
 
@@ -68,8 +68,8 @@ pub struct DecoderSpec {
     pub lora: Option<Arc<LoraPlan>>,
     /// Where the weights of its linear layers come from, if they are quantised.
     pub quantize: Option<QuantizedSource>,
-    /// Whether the decoder is a trunk, or shares one. Its layers are then divided over the ranks of a pipeline
-    /// as those of a model with a vocabulary head are, whatever head it has itself.
+    /// Whether the decoder is a trunk, or shares one. Its layers are then divided over the ranks of a
+    /// pipeline as those of a model with a vocabulary head are, whatever head it has itself.
     pub is_on_trunk: bool,
 }
 
@@ -91,6 +91,12 @@ impl DecoderSpec {
 }
 
 impl LoadOptions {
+    /// A whole model in one process, which is not trained.
+    pub const fn frozen(kind: Kind, device: Device) -> Self {
+        let model_parallel = ModelParallel::NONE;
+        Self { kind, device, trainable: false, model_parallel, memory: None, quantize: None }
+    }
+
     /// An empty tensor in place of a parameter that another rank holds.
     pub(crate) fn placeholder(&self) -> Tensor {
         Tensor::empty([0], (self.kind, self.device))
@@ -315,8 +321,8 @@ impl Decoder {
     }
 
     /// The tokens that have an output in `segment`, of those that have one at the end; `None` for all tokens.
-    /// The last block drops the tokens whose final hidden states nobody wants, unless another part needs them:
-    /// the next stage of a pipeline and ranks that split the tokens, which expect all of them, and the
+    /// The last block drops the tokens whose final hidden states nobody wants, unless another part needs
+    /// them: the next stage of a pipeline and ranks that split the tokens, which expect all of them, and the
     /// auxiliary loss of experts.
     fn outputs_of_segment<'b>(
         &self,

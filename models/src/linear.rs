@@ -132,8 +132,8 @@ impl Linear {
     }
 }
 
-/// The product of `x` `[N, in]` with a quantised weight, and the output of its adapter. The weight is made of its
-/// codes when it is needed, and once more in the backward pass: no graph keeps it.
+/// The product of `x` `[N, in]` with a quantised weight, and the output of its adapter. The weight is made of
+/// its codes when it is needed, and once more in the backward pass: no graph keeps it.
 fn quantized_matmul(
     x: &Tensor,
     matrix: &QuantizedMatrix,
@@ -206,8 +206,8 @@ mod tests {
         }
     }
 
-    /// Few rows and many, with an adapter and without, fp32 and bf16: outputs and gradients are those of the layer with
-    /// the numbers that the codes stand for.
+    /// Few rows and many, with an adapter and without, fp32 and bf16: outputs and gradients are those of the
+    /// layer with the numbers that the codes stand for.
     #[test]
     fn a_quantised_layer_is_the_layer_of_its_numbers() {
         tch::manual_seed(9);

@@ -62,9 +62,9 @@ pub(crate) fn is_local_host(host: &str) -> bool {
         || name.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
-/// Whether an `Origin` header names the server itself, whose `Host` header is `host`. Browsers send it with what
-/// a page asks of another server, and programs do not. Without this check, any page could make the server load
-/// its weights again, which needs no body.
+/// Whether an `Origin` header names the server itself, whose `Host` header is `host`. Browsers send it with
+/// what a page asks of another server, and programs do not. Without this check, any page could make the
+/// server load its weights again, which needs no body.
 pub(crate) fn is_origin_of(origin: &str, host: &str) -> bool {
     origin.split_once("://").is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host))
 }

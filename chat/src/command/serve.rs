@@ -118,7 +118,8 @@ fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
         let speculation = arguments.speculation.speculation(&source);
         let load = move || {
             let loaded = load(&source, &speculation)?;
-            // Its engine is made next, which may fail: the paths /health and /v1/models tell when it is ready.
+            // Its engine is made next, which may fail: the paths /health and /v1/models tell when it is
+            // ready.
             print_stderr(&format!("the weights of {told} are read"));
             Ok(loaded)
         };

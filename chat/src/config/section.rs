@@ -29,9 +29,9 @@ pub(crate) struct ModelSection {
     /// The device that the stage computes on: `cpu`, `cuda` (each process of a machine gets a GPU of its
     /// own), `cuda:1` (this GPU), or `auto`: an NVIDIA GPU if there is one, else the CPU.
     pub(crate) device: DeviceSetting,
-    /// Holds the weights of the frozen model's linear layers in codes: `nf4` (four bits and a scale for 64 numbers,
-    /// as QLoRA does) or `int8` (eight bits and a scale for each output). Only with adapters, and on the CPU. If
-    /// absent, as numbers of `dtype`.
+    /// Holds the weights of the frozen model's linear layers in codes: `nf4` (four bits and a scale for 64
+    /// numbers, as QLoRA does) or `int8` (eight bits and a scale for each output). Only with adapters, and on
+    /// the CPU. If absent, as numbers of `dtype`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) quantize: Option<Quantization>,
     /// Trains low-rank adapters on the model, whose own weights stay frozen ([`[model.lora]`](#modellora)

@@ -3,8 +3,8 @@
 //! A token may end inside a character, and the text of a token may depend on the token before it (a leading
 //! space). Therefore the decoder decodes a window that begins with tokens already shown, and returns the text
 //! that the newest tokens add. If that text ends in the replacement character, it waits, because the next
-//! token may complete the character. All pieces together equal the decoding of all ids, unless these hold long
-//! runs of bytes that are no text, for which the decoder does not wait.
+//! token may complete the character. All pieces together equal the decoding of all ids, unless these hold
+//! long runs of bytes that are no text, for which the decoder does not wait.
 
 use std::ops::Range;
 
@@ -50,20 +50,19 @@ impl Tokenizer {
         Ok(twice.strip_prefix(&alone).map(str::to_owned).unwrap_or(alone))
     }
 
-    /// The bytes that a token adds to a text. A token may be a part of a character, which has bytes and no
-    /// text of its own.
-    pub fn token_bytes(&self, id: i64) -> Result<Vec<u8>> {
-        let text = self.token_text(id)?;
+    /// The bytes that a token adds to a text, of which [`token_text`](Self::token_text) is `text`. A token may
+    /// be a part of a character, which has bytes and no text of its own.
+    pub fn token_bytes(&self, id: i64, text: &str) -> Vec<u8> {
         let is_part = text.contains(char::REPLACEMENT_CHARACTER);
         let bytes =
             if is_part { self.id_to_token(id).and_then(|token| bytes_of_token(&token)) } else { None };
-        Ok(bytes.unwrap_or_else(|| text.into_bytes()))
+        bytes.unwrap_or_else(|| text.as_bytes().to_vec())
     }
 }
 
-/// The bytes that the name of a token in the vocabulary stands for: `<0xE2>` is a byte for which a `SentencePiece`
-/// vocabulary has no token (byte fallback), and a byte-level vocabulary writes each byte as one character.
-/// `None` for any other token.
+/// The bytes that the name of a token in the vocabulary stands for: `<0xE2>` is a byte for which a
+/// `SentencePiece` vocabulary has no token (byte fallback), and a byte-level vocabulary writes each byte as
+/// one character. `None` for any other token.
 fn bytes_of_token(token: &str) -> Option<Vec<u8>> {
     let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     if let Some(byte) = byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
@@ -72,9 +71,9 @@ fn bytes_of_token(token: &str) -> Option<Vec<u8>> {
     token.chars().map(byte_of_character).collect()
 }
 
-/// The byte that a character of a byte-level vocabulary stands for. Bytes that can be printed as Latin-1 stand
-/// for themselves, and the others are counted from U+0100 on, in their order.
-/// Radford et al. 2019 (GPT-2): `bytes_to_unicode`.
+/// The byte that a character of a byte-level vocabulary stands for. Bytes that can be printed as Latin-1
+/// stand for themselves, and the others are counted from U+0100 on, in their order. Radford et al. 2019
+/// (GPT-2): `bytes_to_unicode`.
 fn byte_of_character(character: char) -> Option<u8> {
     let is_printed = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let code = u32::from(character);

@@ -144,7 +144,8 @@ fn bytes_that_are_no_text_wait_for_a_while_only() {
     assert!(longest <= 16, "{pieces:?}");
     assert_eq!(pieces.concat(), "\u{fffd}".repeat(40) + "a");
 
-    // A vocabulary with byte fallback decodes a run of bytes as a whole, so a wrong one changes what was shown.
+    // A vocabulary with byte fallback decodes a run of bytes as a whole, so a wrong one changes what was
+    // shown.
     let Some(folder) = stories() else { return };
     let fallback = Tokenizer::from_folder(&folder).unwrap();
     let text = fallback.encode("春 a", false).unwrap();
@@ -164,7 +165,7 @@ fn bytes_that_are_no_text_wait_for_a_while_only() {
 fn a_part_of_a_character_has_its_bytes() {
     let bytes = |tokenizer: &Tokenizer, text: &str| -> Vec<Vec<u8>> {
         let ids = tokenizer.encode(text, false).unwrap();
-        ids.iter().map(|&id| tokenizer.token_bytes(id).unwrap()).collect()
+        ids.iter().map(|&id| tokenizer.token_bytes(id, &tokenizer.token_text(id).unwrap())).collect()
     };
     let text = "one 😀春 é\u{ad}\u{fffd}\n";
     let byte_level = small();

@@ -287,6 +287,8 @@ fn reserve(
 /// The places that the parameters of this rank need in memory, in order of use. Loads nothing, and works
 /// with process groups for planning. A quantised weight takes as many bytes as its codes and scales.
 pub fn weight_specs(spec: DecoderSpec, options: &LoadOptions) -> Result<Vec<WeightSpec>, Error> {
+    let trainable = options.trainable && spec.lora.is_none();
+    check_quantize(&spec.config, &LoadOptions { trainable, ..options.clone() })?;
     let quantize = options.quantize.map(QuantizedSource::Sizes);
     let (decoder, mut specs) = without_values(DecoderSpec { quantize, ..spec }, options)?;
     specs.extend(decoder.quantized_weights().iter().map(|(layer, matrix)| WeightSpec {

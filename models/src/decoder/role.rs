@@ -1,6 +1,6 @@
-//! A decoder that shares the frozen weights of another one, the trunk, and has parameters of its own: adapters,
-//! modules that are trained whole, a scalar head. Policy, critic, reward and reference model can so have one
-//! copy of the trunk in memory.
+//! A decoder that shares the frozen weights of another one, the trunk, and has parameters of its own:
+//! adapters, modules that are trained whole, a scalar head. Policy, critic, reward and reference model can so
+//! have one copy of the trunk in memory.
 
 use std::sync::{Arc, OnceLock};
 
@@ -219,7 +219,7 @@ fn new_values(trunk: &Decoder, request: &ParameterRequest<'_>, seed: u64) -> Res
 /// adapter.
 fn row_norms(trunk: &Decoder, module: &str) -> Result<Tensor, Error> {
     if let Some(matrix) = trunk.quantized.get(module) {
-        return Ok(matrix.row_norms()?);
+        return Ok(matrix.row_norms(trunk.kind())?);
     }
     let index = shared_index(trunk, &format!("{module}.weight"));
     let _weight = HeldWeights::fetch(trunk.residency(), Weights::Parameter(index), Access::Read)?;

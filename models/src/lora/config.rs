@@ -45,8 +45,8 @@ pub struct LoraConfig {
     pub use_rslora: bool,
     /// Whether each output has a magnitude (DoRA).
     pub use_dora: bool,
-    /// The values that new adapters begin with: `true` (`A` uniform, `B` zero) or `"gaussian"` (`A` normal with
-    /// deviation `1/r`, `B` zero).
+    /// The values that new adapters begin with: `true` (`A` uniform, `B` zero) or `"gaussian"` (`A` normal
+    /// with deviation `1/r`, `B` zero).
     pub init_lora_weights: Init,
     /// Other ranks, by a pattern of the end of a layer's name. If absent, `r` everywhere.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -351,7 +351,8 @@ pub struct AdapterFile {
 }
 
 impl AdapterFile {
-    /// Reads `folder/adapter_config.json`. A setting that changes results and is not known is refused by name.
+    /// Reads `folder/adapter_config.json`. A setting that changes results and is not known is refused by
+    /// name.
     pub fn from_folder(folder: &Path) -> Result<Self, Error> {
         let path = folder.join(ADAPTER_CONFIG);
         Self::from_json(&read_text(&path)?, &path.display().to_string())

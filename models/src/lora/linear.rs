@@ -32,9 +32,9 @@ pub(crate) struct Magnitude {
 }
 
 impl LoraLinear {
-    /// The output `[N, out]` of the adapted layer without its bias, from `x` `[N, in]`. `weight` returns the frozen
-    /// weight `[out, in]`, in the kind that it is asked for if it is made for the call, and `multiply` computes the
-    /// product of its argument with it.
+    /// The output `[N, out]` of the adapted layer without its bias, from `x` `[N, in]`. `weight` returns the
+    /// frozen weight `[out, in]`, in the kind that it is asked for if it is made for the call, and `multiply`
+    /// computes the product of its argument with it.
     pub(crate) fn forward(
         &self,
         x: &Tensor,
@@ -49,8 +49,8 @@ impl LoraLinear {
         Ok((sum * factors).to_kind(kind))
     }
 
-    /// Adds the adapter's output to `product` `[N, out]`, which is `x W^T`, as one node of the graph: it keeps
-    /// `x` and the `r` numbers of each row between the two matrices.
+    /// Adds the adapter's output to `product` `[N, out]`, which is `x W^T`, as one node of the graph: it
+    /// keeps `x` and the `r` numbers of each row between the two matrices.
     fn add_to(
         &self,
         product: &Tensor,

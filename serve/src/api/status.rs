@@ -45,7 +45,8 @@ pub(crate) async fn health(Shared(state): Shared<Arc<State>>) -> StatusCode {
     }
 }
 
-/// 200 while the server takes requests, 503 while it loads models or is being stopped.
+/// 200 while the server takes requests, 503 while it loads models. A server that is being stopped takes no new
+/// connections, and answers 503 on one that was open.
 #[utoipa::path(get, path = "/ready", responses((status = 200), (status = 503)))]
 pub(crate) async fn ready(state: Shared<Arc<State>>) -> StatusCode {
     if state.is_stopping.load(Ordering::Relaxed) {

@@ -102,25 +102,26 @@ impl TokenText {
     /// A token without a text, as tables that are larger than the tokenizer have, is shown by its id, as vLLM
     /// does.
     pub(crate) fn new(model: &Model, id: i64) -> Self {
-        let tokenizer = model.ready().map(|ready| &ready.tokenizer);
-        let known = tokenizer.ok().and_then(|tokenizer| {
-            let (text, bytes) = (tokenizer.token_text(id).ok()?, tokenizer.token_bytes(id).ok()?);
-            Some(Self { text, bytes })
+        let tokenizer = model.ready().ok().map(|ready| &ready.tokenizer);
+        let known = tokenizer.and_then(|tokenizer| {
+            let text = tokenizer.token_text(id).ok()?;
+            Some(Self { bytes: tokenizer.token_bytes(id, &text), text })
         });
-        known.unwrap_or_else(|| {
-            let text = format!("token_id:{id}");
-            Self { bytes: text.clone().into_bytes(), text }
-        })
+        known.unwrap_or_else(|| Self::whole(format!("token_id:{id}")))
     }
 
     /// The first token of a text: there is no token before it, and no space.
     pub(crate) fn first(model: &Model, id: i64) -> Self {
-        let token = Self::new(model, id);
         let alone = model.ready().ok().and_then(|ready| ready.tokenizer.decode(&[id], false).ok());
         match alone.filter(|alone| !alone.contains(char::REPLACEMENT_CHARACTER)) {
-            Some(text) => Self { bytes: text.clone().into_bytes(), text },
-            None => token,
+            Some(text) => Self::whole(text),
+            None => Self::new(model, id),
         }
+    }
+
+    /// A token of whole characters.
+    fn whole(text: String) -> Self {
+        Self { bytes: text.clone().into_bytes(), text }
     }
 }
 

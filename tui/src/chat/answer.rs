@@ -129,8 +129,9 @@ impl ChatScreen {
         self.save();
     }
 
-    /// Leaves an answer of which nothing came: for the one that was there before, for another answer to the same
-    /// message, or else the message returns to the input, with the beginning that the answer was to have.
+    /// Leaves an answer of which nothing came: for the one that was there before, for another answer to the
+    /// same message, or else the message returns to the input, with the beginning that the answer was to
+    /// have.
     fn take_back(&mut self, turn: TurnId, prefix: String, beside: Option<TurnId>) {
         if let Some(compare) = &mut self.compare {
             compare.group.clear();

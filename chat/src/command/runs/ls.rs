@@ -75,8 +75,8 @@ impl Search {
     }
 }
 
-/// Whether the marker of a folder says that a run made it. Nobody named the folder, and others have files with the
-/// names of ours. A marker that this version cannot read may be that of a run.
+/// Whether the marker of a folder says that a run made it. Nobody named the folder, and others have files
+/// with the names of ours. A marker that this version cannot read may be that of a run.
 fn is_marked(folder: &Path) -> bool {
     own_folder::kind(folder).map_or(true, |kind| kind == Some(FolderKind::Run))
 }
