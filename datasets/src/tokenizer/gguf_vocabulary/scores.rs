@@ -51,7 +51,7 @@ pub(super) fn of_merges(
     Ok(scores.into_iter().map(|score| score.unwrap_or(0.0)).collect())
 }
 
-/// The most bytes of memory that the merges of a file may take. Those of 256,000 tokens take 40 MB.
+/// The most bytes of memory that the merges of a file may take. A vocabulary of 256,000 tokens takes 40 MB.
 const MERGE_BYTES: usize = 256 << 20;
 
 /// The merges that the scores of tokens mean: for each token its splits, the token with the highest score
