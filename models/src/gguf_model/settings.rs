@@ -74,11 +74,6 @@ pub(super) fn family(config: &Config) -> Result<Family, Error> {
         let fix = "llama.cpp has heads of hidden_size / num_attention_heads numbers in qwen2";
         return refuse("head_dim", &architecture.head_dim.to_string(), fix);
     }
-    let rotated = rope_of(config).dim;
-    if rotated != architecture.head_dim {
-        let value = format!("{}", rotated as f64 / architecture.head_dim as f64);
-        return refuse("partial_rotary_factor", &value, "llama.cpp rotates whole heads in this family");
-    }
     rope::check(config, family)?;
     Ok(family)
 }

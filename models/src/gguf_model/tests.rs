@@ -148,7 +148,6 @@ fn what_a_file_cannot_say_is_refused_by_name() {
         ("mistral", json!({}), "`sliding_window` = a number cannot"),
         ("mixtral", json!({"num_local_experts": 2}), "`model_type` = mixtral cannot"),
         ("llama", scaled("dynamic"), "`rope_scaling` = dynamic cannot"),
-        ("llama", json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor` = 0.5 cannot"),
         ("llama", scaled("yarn"), "`rope_scaling` = yarn cannot"),
         ("qwen3", llama3, "`rope_scaling` = llama3 in a family other than llama cannot"),
         ("llama", json!({"hidden_act": "gelu"}), "`hidden_act` = Gelu cannot"),
