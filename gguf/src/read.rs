@@ -212,7 +212,8 @@ impl Header<'_> {
         if needed.is_some_and(|needed| needed <= self.left()) {
             return Ok(count);
         }
-        Err(self.malformed(format!("{what} has {count} entries, and {} bytes are left", self.left())))
+        let of = if self.size > MAX_HEADER { " of the 128 MiB that may come before the data" } else { "" };
+        Err(self.malformed(format!("{what} has {count} entries, and {} bytes are left{of}", self.left())))
     }
 
     fn text(&mut self, what: &str) -> Result<String, Error> {
@@ -237,7 +238,7 @@ impl Header<'_> {
 
     fn many(&mut self, count: u64, what: &str) -> Result<Vec<u8>, Error> {
         if count > self.left() {
-            return Err(self.malformed(format!("it ends in {what}")));
+            return Err(self.ends_in(what));
         }
         let mut bytes = vec![0; count as usize];
         self.fill(&mut bytes, what)?;
@@ -246,7 +247,7 @@ impl Header<'_> {
 
     fn fill(&mut self, target: &mut [u8], what: &str) -> Result<(), Error> {
         if target.len() as u64 > self.left() {
-            return Err(self.malformed(format!("it ends in {what}")));
+            return Err(self.ends_in(what));
         }
         let io = |source| Error::Io { path: self.path.to_owned(), source };
         self.input.read_exact(target).map_err(io)?;
@@ -257,6 +258,14 @@ impl Header<'_> {
     /// The bytes that are left of what a header may have.
     fn left(&self) -> u64 {
         self.size.min(MAX_HEADER) - self.position
+    }
+
+    /// The error of a file, or of the most that is read before its data, that ends too early.
+    fn ends_in(&self, what: &str) -> Error {
+        self.malformed(match self.size > MAX_HEADER {
+            true => format!("{what} goes beyond the 128 MiB that may come before the data"),
+            false => format!("it ends in {what}"),
+        })
     }
 
     fn malformed(&self, reason: String) -> Error {

@@ -76,6 +76,24 @@ fn a_file_that_is_cut_off_is_refused_at_every_byte() {
     open(&bytes[..last]).unwrap();
 }
 
+#[test]
+fn a_header_of_more_than_128_mib_is_refused_with_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    // No tensor and one key, whose value is a text of 129 MiB.
+    let mut bytes = [MAGIC.as_slice(), &VERSION.to_le_bytes()].concat();
+    for number in [0, 1, 1] {
+        bytes.extend(u64::to_le_bytes(number));
+    }
+    bytes.push(b'a');
+    bytes.extend(TEXT_ID.to_le_bytes());
+    bytes.extend(u64::to_le_bytes(129 << 20));
+    std::fs::write(&path, &bytes).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(bytes.len() as u64 + (129 << 20)).unwrap();
+    let error = GgufFile::open(&path).unwrap_err().to_string();
+    assert!(error.contains("of the 128 MiB that may come before the data"), "{error}");
+}
+
 /// The count of tensors and of keys, and the first length of a text.
 #[test]
 fn lengths_that_no_file_has_are_refused_before_memory_is_taken() {
