@@ -104,9 +104,12 @@ pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 }
 
 fn write(path: &Path, bytes: &[u8], replaces: bool) -> Result<(), Error> {
-    write_pieces(path, replaces, |file| {
-        file.write_all(bytes).map_err(|source| Error::Io { path: path.to_owned(), source })
-    })
+    write_pieces(path, replaces, all_of(path, bytes))
+}
+
+/// Writes bytes into a file; `path` names it in errors.
+fn all_of(path: &Path, bytes: &[u8]) -> impl FnOnce(&mut fs::File) -> Result<(), Error> {
+    move |file| file.write_all(bytes).map_err(|source| Error::Io { path: path.to_owned(), source })
 }
 
 /// Like [`write_atomically`], or [`write_new`] if it does not replace, of a file that is not in memory as a
@@ -125,9 +128,7 @@ pub(crate) fn write_pieces<E: From<Error>>(
 
 /// Writes a regular file under a temporary name, syncs it, and renames it to `path`.
 pub(crate) fn write_file(path: &Path, bytes: &[u8], replaces: bool) -> Result<(), Error> {
-    write_regular(path, replaces, |file| {
-        file.write_all(bytes).map_err(|source| Error::Io { path: path.to_owned(), source })
-    })
+    write_regular(path, replaces, all_of(path, bytes))
 }
 
 fn write_regular<E: From<Error>>(
