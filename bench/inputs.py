@@ -48,6 +48,72 @@ def language_model(bench, shape):
     return folder
 
 
+def large_model(bench, shape):
+    """A folder with weights in bf16: random signs, and values between 2^-7 and 2^-5. Norms are 1.
+
+    A number of bf16 is one byte with the sign and seven bits of the exponent, and one with the rest. The first byte is
+    chosen, the second is random, so that a billion numbers are made in seconds.
+    """
+    folder = bench.folder / f"model-{shape.vocabulary}-{shape.hidden}-bf16"
+    if folder.exists():
+        return folder
+    write_tokenizer(folder, shape.vocabulary)
+    (folder / "config.json").write_text(json.dumps({**shape.config(), "dtype": "bfloat16"}))
+    source, signs = random.Random(5), bytes(0xBC if byte & 0x80 else 0x3C for byte in range(256))
+    shapes = {"model.embed_tokens.weight": [shape.vocabulary, shape.hidden], "model.norm.weight": [shape.hidden]}
+    for layer in range(shape.layers):
+        norms = {f"model.layers.{layer}.{name}_layernorm.weight": [shape.hidden] for name in ("input", "post_attention")}
+        shapes |= norms | {f"{module}.weight": sizes for module, sizes in linear_layers(shape, layer).items()}
+
+    header, end = {}, 0
+    for name, sizes in shapes.items():
+        begin, end = end, end + 2 * math.prod(sizes)
+        header[name] = {"dtype": "BF16", "shape": sizes, "data_offsets": [begin, end]}
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(encoded(header))
+        for sizes in shapes.values():
+            count = math.prod(sizes)
+            values = bytearray(b"\x80\x3f" * count if len(sizes) == 1 else source.randbytes(2 * count))
+            if len(sizes) > 1:
+                values[1::2] = values[1::2].translate(signs)
+            file.write(values)
+    return folder
+
+
+def linear_layers(shape, layer):
+    """The linear layers of one layer, with `[out, in]`."""
+    hidden, inner, block = shape.hidden, shape.inner, f"model.layers.{layer}"
+    attention = {f"{block}.self_attn.{name}_proj": [hidden, hidden] for name in "qkvo"}
+    return attention | {
+        f"{block}.mlp.gate_proj": [inner, hidden], f"{block}.mlp.up_proj": [inner, hidden],
+        f"{block}.mlp.down_proj": [hidden, inner],
+    }
+
+
+def adapter(bench, shape, model, rank):
+    """A folder with a LoRA adapter on every linear layer, whose `A` is random and whose `B` is zero."""
+    folder = bench.folder / f"adapter-{shape.hidden}"
+    if folder.exists():
+        return folder
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    source, header, data = random.Random(6), {}, bytearray()
+    for layer in range(shape.layers):
+        for module, (outputs, inputs) in linear_layers(shape, layer).items():
+            bound = 1 / math.sqrt(inputs)
+            a = array("f", (source.uniform(-bound, bound) for _ in range(rank * inputs)))
+            for name, sizes, values in (("A", [rank, inputs], a.tobytes()), ("B", [outputs, rank], bytes(4 * outputs * rank))):
+                begin = len(data)
+                data += values
+                name = f"base_model.model.{module}.lora_{name}.weight"
+                header[name] = {"dtype": "F32", "shape": sizes, "data_offsets": [begin, len(data)]}
+    write_tensors(folder, header, data, "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(model), "r": rank, "lora_alpha": 2 * rank,
+        "target_modules": [name.rsplit(".", 1)[1] for name in linear_layers(shape, 0)],
+    }))
+    return folder
+
+
 def write_tokenizer(folder, vocabulary):
     folder.mkdir(exist_ok=True)
     words = {f"w{token}": token for token in range(vocabulary)}
@@ -156,7 +222,11 @@ def read_tensors(folder):
     return json.loads(content[8 : 8 + length]), bytearray(content[8 + length :])
 
 
-def write_tensors(folder, header, data):
+def write_tensors(folder, header, data, name="model.safetensors"):
+    (Path(folder) / name).write_bytes(encoded(header) + bytes(data))
+
+
+def encoded(header):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # values begin at a multiple of eight
-    (Path(folder) / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(data))
+    return len(text).to_bytes(8, "little") + text

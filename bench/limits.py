@@ -12,6 +12,13 @@ def training_speed(bench, shape, lengths, dtype="float32", with_head=True, outpu
     return sum(lengths) * rate / shape.training_flop(lengths, with_head, outputs)
 
 
+def adapter_training_speed(bench, shape, lengths):
+    """Tokens a second in bf16, when nothing but the products with frozen weights takes time: forward, and of gradients."""
+    if bench.rates is None:
+        return None
+    return sum(lengths) * bench.rates[RATES["bfloat16"]] / (2 * shape.forward_flop(lengths))
+
+
 def decode_seconds(bench, shape, batch, context):
     """Seconds a step: the weights and the cache are read, or the products are computed, whichever takes longer."""
     if bench.rates is None:

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-PACKAGES = ["torch", "transformers", "trl", "lm_eval"]
+PACKAGES = ["torch", "transformers", "trl", "lm_eval", "peft", "bitsandbytes"]
 
 
 def processor():

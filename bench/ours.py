@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 
-def train(bench, stage, model, rows, steps, micro, accumulation, dtype="float32", sections=""):
-    """Runs a stage; returns the rows of its metrics and its peak memory."""
+def train(bench, stage, model, rows, steps, micro, accumulation, dtype="float32", sections="", model_keys=""):
+    """Runs a stage; returns the rows of its metrics and its peak memory. `model_keys` are more lines of `[model]`."""
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
         out, config = Path(folder) / "run", Path(folder) / "run.toml"
         config.write_text(f"""
@@ -16,6 +16,7 @@ out = "{out}"
 path = "{model}"
 dtype = "{dtype}"
 device = "cpu"
+{model_keys}
 [data]
 train = "{rows}"
 max_length = 1024

@@ -18,7 +18,7 @@ from pathlib import Path
 import machine
 import table
 from measure import Bench, CommandFailed, NotEqual
-from parts import busy, decode, eval as evaluation, gemm, ppo, rm, sft, startup
+from parts import busy, decode, eval as evaluation, gemm, ppo, qlora, rm, sft, startup
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -27,6 +27,7 @@ PARTS = {
     "gemm": gemm,
     "sft": sft,
     "rm": rm,
+    "qlora": qlora,
     "decode": decode,
     "ppo": ppo,
     "eval": evaluation,

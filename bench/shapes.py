@@ -1,4 +1,4 @@
-"""The two networks of the benchmark, and how much arithmetic and memory traffic they need at least."""
+"""The networks of the benchmark, and how much arithmetic and memory traffic they need at least."""
 
 from dataclasses import dataclass
 
@@ -87,3 +87,6 @@ def llama(vocabulary=32_000):
 
 # 7,636,224 parameters: 11,000 x 256 of the embedding, 6 x (4 x 256^2 + 3 x 256 x 704) of the layers, 13 x 256 of norms.
 SMALL = Shape(vocabulary=11_000, hidden=256, inner=704, layers=6, heads=4)
+
+# 1.3 B parameters: 65,536,000 of the embedding, 24 x (4 x 2048^2 + 3 x 2048 x 5632) of the layers, 49 x 2048 of norms.
+LARGE = Shape(vocabulary=32_000, hidden=2048, inner=5632, layers=24, heads=32)

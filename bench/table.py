@@ -9,6 +9,7 @@ TITLES = {
     "gemm": "What the machine can do",
     "sft": "Supervised fine-tuning",
     "rm": "Reward model",
+    "qlora": "Adapters on quantised weights",
     "decode": "Greedy generation",
     "ppo": "PPO",
     "eval": "Evaluation",
@@ -29,7 +30,11 @@ EXPLANATIONS = {
     "rm": "The same model with a score head, micro-batches of 4 pairs, 2 of them a step. Both sides of equal pairs have "
     "128 tokens, those of ragged pairs 32 to 128. The peer is a training loop around a sequence classifier of "
     "transformers.",
-    "decode": "The same model, prompts of 128 tokens, 128 new tokens. A step is the time of 129 tokens minus the time of "
+    "qlora": "A LLaMA of 1.3 billion parameters (vocabulary 32,000, hidden 2048, inner 5632, 24 layers, 32 heads, tied "
+    "embeddings), whose linear layers are held in NF4 with double quantisation; LoRA of rank 8 on all of them, 2 rows of 128 "
+    "tokens a step, bf16, AdamW. The peer is PEFT on bitsandbytes in a loop of torch. The limit counts the products of a forward "
+    "pass and of the gradients of inputs; that codes become numbers is not part of it.",
+    "decode": "The model of supervised fine-tuning, prompts of 128 tokens, 128 new tokens. A step is the time of 129 tokens minus the time of "
     "1 token, divided by 128. The peer is `generate` of transformers without compilation, with its faster cache. The "
     "difference is the number of replies in which the two largest logits of a token were equal up to rounding and the "
     "two sides took different ones. The limit is the time to read weights and cache, or to compute the products, "
