@@ -11,7 +11,7 @@
 //! a server for the replies of its model instead. The engine knows token ids alone, and no part of this crate
 //! knows losses.
 //!
-//! A [`session`] is a model with its tokenizer, [`stop_text`] ends text at a stop string, and a
+//! A [`session`] is a model with its tokenizer, several of which may have [`shared_weights`], [`stop_text`] ends text at a stop string, and a
 //! [`language_model`] answers the requests of an evaluation.
 
 mod adjust;
@@ -31,6 +31,7 @@ pub mod request;
 pub mod sample;
 pub mod scheduler;
 pub mod session;
+pub mod shared_weights;
 pub mod stop_text;
 #[cfg(test)]
 mod test_http;

@@ -1,11 +1,13 @@
-//! The folder of a model: a whole model, or an adapter with the model that it belongs to.
+//! The folder of a model: a whole model, or an adapter with the model that it belongs to. In memory, a model is
+//! a trunk, with an adapter on it or without one, and all models on one trunk share its weights.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
-use models::lora::AdapterFolder;
 use models::lora::folder::ADAPTER_WEIGHTS;
+use models::lora::{AdapterFolder, LoraPlan};
 use models::scalar_model::ScalarModel;
 use models::weights::WeightFolder;
 
@@ -59,6 +61,13 @@ impl ModelFolder {
         self.base.as_deref()
     }
 
+    /// The whole path of the folder with the weights that an adapter leaves as they are: that of its base, or of
+    /// a whole model itself. Two names of one folder have the same.
+    pub fn trunk_path(&self) -> PathBuf {
+        let folder = self.base().unwrap_or(&self.path);
+        folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
+    }
+
     /// The configuration of the model.
     pub fn config(&self) -> Result<Config, models::Error> {
         match &self.base {
@@ -92,20 +101,62 @@ impl ModelFolder {
 
     /// Loads the language model. Of an adapter, `options` say whether it is trained; its base is frozen.
     pub fn causal_lm(&self, options: &LoadOptions) -> Result<CausalLm, models::Error> {
-        let Some(base) = &self.base else { return CausalLm::load(&self.path, options) };
-        self.trunk(base, options)?.with_adapter(&mut AdapterFolder::open(&self.path)?, options.trainable)
+        if self.base.is_none() {
+            return CausalLm::load(&self.path, options);
+        }
+        Trunk::load(self, options)?.causal_lm(self, options.trainable)
     }
 
     /// Loads the reward model, as [`causal_lm`](Self::causal_lm) loads a language model.
     pub fn scalar_model(&self, options: &LoadOptions) -> Result<ScalarModel, models::Error> {
-        let Some(base) = &self.base else { return ScalarModel::load(&self.path, options) };
-        let mut adapter = AdapterFolder::open(&self.path)?;
-        ScalarModel::with_adapter(&self.trunk(base, options)?, &mut adapter, None, options.trainable)
+        if self.base.is_none() {
+            return ScalarModel::load(&self.path, options);
+        }
+        Trunk::load(self, options)?.scalar_model(self, options.trainable)
+    }
+}
+
+/// The frozen weights of a language model in memory, which it shares with the adapters of it.
+#[derive(Debug)]
+pub struct Trunk {
+    path: PathBuf,
+    model: CausalLm,
+}
+
+impl Trunk {
+    /// Loads the weights of a folder: of an adapter those of its base, with the vocabulary that the adapter was
+    /// trained with.
+    pub fn load(folder: &ModelFolder, options: &LoadOptions) -> Result<Self, models::Error> {
+        let options = LoadOptions { trainable: false, ..options.clone() };
+        let model = match folder.base() {
+            None => CausalLm::load(&folder.path, &options)?,
+            Some(base) => CausalLm::load_resized(base, folder.config()?.vocab_size(), &options)?,
+        };
+        Ok(Self { path: folder.trunk_path(), model })
     }
 
-    /// The model that the adapter belongs to, with the vocabulary that the adapter was trained with.
-    fn trunk(&self, base: &Path, options: &LoadOptions) -> Result<CausalLm, models::Error> {
-        let vocab_size = self.config()?.vocab_size();
-        CausalLm::load_resized(base, vocab_size, &LoadOptions { trainable: false, ..options.clone() })
+    /// Whether the model of `folder` is made of these weights: it is this model or an adapter of it, with the
+    /// same vocabulary.
+    pub fn holds(&self, folder: &ModelFolder) -> Result<bool, models::Error> {
+        Ok(folder.trunk_path() == self.path
+            && folder.config()?.vocab_size() == self.model.config().vocab_size())
+    }
+
+    /// The language model of a folder that belongs to these weights: they themselves, or with its adapter.
+    pub fn causal_lm(&self, folder: &ModelFolder, trainable: bool) -> Result<CausalLm, models::Error> {
+        if folder.base.is_none() {
+            return self.model.share();
+        }
+        self.model.with_adapter(&mut AdapterFolder::open(&folder.path)?, trainable)
+    }
+
+    /// The reward model of an adapter folder that belongs to these weights.
+    pub fn scalar_model(&self, folder: &ModelFolder, trainable: bool) -> Result<ScalarModel, models::Error> {
+        ScalarModel::with_adapter(&self.model, &mut AdapterFolder::open(&folder.path)?, None, trainable)
+    }
+
+    /// A new adapter on these weights, as [`CausalLm::with_new_adapter`] makes it.
+    pub fn with_new_adapter(&self, lora: &Arc<LoraPlan>, seed: u64) -> Result<CausalLm, models::Error> {
+        self.model.with_new_adapter(lora, seed, true)
     }
 }

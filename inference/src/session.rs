@@ -11,7 +11,7 @@ use models::config::Config;
 use models::scalar_model::ScalarModel;
 
 use crate::Error;
-use crate::model_folder::ModelFolder;
+use crate::model_folder::{ModelFolder, Trunk};
 
 /// A loaded model with its tokenizer.
 pub struct Session<M> {
@@ -43,14 +43,13 @@ impl<M> Session<M> {
 
     fn load(
         (folder, template): (&ModelFolder, Option<&str>),
-        options: &LoadOptions,
-        load: impl FnOnce(&ModelFolder, &LoadOptions) -> Result<M, models::Error>,
+        load: impl FnOnce() -> Result<M, models::Error>,
         config: impl FnOnce(&M) -> &Config,
     ) -> Result<Self, Error> {
         let path = folder.tokenizer_path();
         let has_tokenizer = template.is_some() || path.join("tokenizer.json").exists();
         let tokenizer = has_tokenizer.then(|| load_tokenizer(path, template)).transpose()?;
-        let model = load(folder, options)?;
+        let model = load()?;
         if let Some(tokenizer) = &tokenizer {
             check_vocabulary(tokenizer, config(&model))?;
         }
@@ -66,7 +65,12 @@ impl Session<CausalLm> {
         template: Option<&str>,
         options: &LoadOptions,
     ) -> Result<Self, Error> {
-        Self::load((folder, template), options, ModelFolder::causal_lm, CausalLm::config)
+        Self::load((folder, template), || folder.causal_lm(options), CausalLm::config)
+    }
+
+    /// Like [`causal_lm`](Self::causal_lm), on weights to which the folder belongs.
+    pub fn causal_lm_on(trunk: &Trunk, folder: &ModelFolder, template: Option<&str>) -> Result<Self, Error> {
+        Self::load((folder, template), || trunk.causal_lm(folder, false), CausalLm::config)
     }
 
     /// Uses another chat template: a built-in name, or Jinja source.
@@ -92,7 +96,16 @@ impl Session<ScalarModel> {
         template: Option<&str>,
         options: &LoadOptions,
     ) -> Result<Self, Error> {
-        Self::load((folder, template), options, ModelFolder::scalar_model, ScalarModel::config)
+        Self::load((folder, template), || folder.scalar_model(options), ScalarModel::config)
+    }
+
+    /// Like [`scalar_model`](Self::scalar_model), on weights to which the adapter of the folder belongs.
+    pub fn scalar_model_on(
+        trunk: &Trunk,
+        folder: &ModelFolder,
+        template: Option<&str>,
+    ) -> Result<Self, Error> {
+        Self::load((folder, template), || trunk.scalar_model(folder, false), ScalarModel::config)
     }
 }
 

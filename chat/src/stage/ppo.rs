@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datasets::{PromptRow, SftRow, Tokenizer};
-use inference::model_folder::ModelFolder;
+use inference::model_folder::{ModelFolder, Trunk};
 use inference::session::{self, check_vocabulary};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::decoder::HeadKind;
-use models::lora::{AdapterFolder, LoraPlan};
+use models::lora::LoraPlan;
 use models::scalar_model::ScalarModel;
 use parallel::ProcessGroups;
 use rlhf::ppo::{CRITIC_FOLDER, Data, Ppo};
@@ -422,24 +422,27 @@ impl PpoModelSet {
         ctx: &StageContext<'_>,
     ) -> anyhow::Result<Self> {
         let options = trainable_options(config, ctx)?;
-        let trunk = Trunk::load(&folders.policy, adapter.is_some(), &options)?;
+        let trunk = PolicyTrunk::load(&folders.policy, adapter.is_some(), &options)?;
         // What does not lie on the policy's trunk has weights of its own, as numbers.
         let options = LoadOptions { quantize: None, ..options };
         let frozen = |kind| LoadOptions { kind, trainable: false, ..options.clone() };
+        let scalar_model = |folder: &ModelFolder, options: &LoadOptions| {
+            PolicyTrunk::scalar_model(trunk.as_ref(), folder, config.seed, options)
+        };
         Ok(Self {
             policy: match (&trunk, adapter) {
-                (Some(trunk), Some(lora)) => trunk.model.with_new_adapter(lora, config.seed, true)?,
-                _ => Trunk::causal_lm(trunk.as_ref(), &folders.policy, &options)?,
+                (Some(trunk), Some(lora)) => trunk.weights.with_new_adapter(lora, config.seed)?,
+                _ => PolicyTrunk::causal_lm(trunk.as_ref(), &folders.policy, &options)?,
             },
-            reference: Trunk::causal_lm(trunk.as_ref(), &folders.reference, &frozen(options.kind))?,
+            reference: PolicyTrunk::causal_lm(trunk.as_ref(), &folders.reference, &frozen(options.kind))?,
             critic: match &folders.critic {
-                Some(folder) => Some(Trunk::scalar_model(trunk.as_ref(), folder, config.seed, &options)?),
+                Some(folder) => Some(scalar_model(folder, &options)?),
                 None => None,
             },
             rewards: folders
                 .rewards
                 .iter()
-                .map(|folder| Trunk::scalar_model(trunk.as_ref(), folder, config.seed, &frozen(Kind::Float)))
+                .map(|folder| scalar_model(folder, &frozen(Kind::Float)))
                 .collect::<Result<_, _>>()?,
         })
     }
@@ -455,30 +458,25 @@ struct TrunkPlace {
 impl TrunkPlace {
     /// The trunk of a policy that is an adapter, or gets one; `None` for one that is trained whole.
     fn of_policy(policy: &ModelFolder, gets_adapter: bool, kind: Kind) -> Option<Self> {
-        let folder = policy.base().or_else(|| gets_adapter.then(|| policy.path()))?;
-        Some(Self { folder: resolved(folder), kind })
+        let has_adapter = gets_adapter || policy.base().is_some();
+        has_adapter.then(|| Self { folder: policy.trunk_path(), kind })
     }
 
     /// Whether the trunk holds the weights of `folder` in this dtype, apart from an adapter. A whole scalar
     /// model has weights of its own.
     fn holds(&self, folder: &ModelFolder, is_scalar: bool, kind: Kind) -> bool {
-        let base = if is_scalar { folder.base() } else { folder.base().or(Some(folder.path())) };
-        base.is_some_and(|base| resolved(base) == self.folder) && kind == self.kind
+        let is_on_trunk = !is_scalar || folder.base().is_some();
+        is_on_trunk && folder.trunk_path() == self.folder && kind == self.kind
     }
 }
 
-/// The whole path of a folder, by which two names of one folder are known.
-fn resolved(folder: &Path) -> PathBuf {
-    folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
-}
-
-/// The weights of a trunk.
-struct Trunk {
+/// The weights to which the policy's adapter belongs.
+struct PolicyTrunk {
     place: TrunkPlace,
-    model: CausalLm,
+    weights: Trunk,
 }
 
-impl Trunk {
+impl PolicyTrunk {
     /// Loads the trunk of the policy, if it has one.
     fn load(
         policy: &ModelFolder,
@@ -486,10 +484,7 @@ impl Trunk {
         options: &LoadOptions,
     ) -> Result<Option<Self>, models::Error> {
         let Some(place) = TrunkPlace::of_policy(policy, gets_adapter, options.kind) else { return Ok(None) };
-        let vocab_size = policy.config()?.vocab_size();
-        let options = LoadOptions { trainable: false, ..options.clone() };
-        let model = CausalLm::load_resized(&place.folder, vocab_size, &options)?;
-        Ok(Some(Self { place, model }))
+        Ok(Some(Self { place, weights: Trunk::load(policy, options)? }))
     }
 
     /// Loads a language model, on the trunk if it belongs there.
@@ -500,10 +495,7 @@ impl Trunk {
     ) -> Result<CausalLm, models::Error> {
         match trunk.filter(|trunk| trunk.place.holds(folder, false, options.kind)) {
             None => folder.causal_lm(options),
-            Some(trunk) if folder.base().is_none() => trunk.model.share(),
-            Some(trunk) => {
-                trunk.model.with_adapter(&mut AdapterFolder::open(folder.path())?, options.trainable)
-            }
+            Some(trunk) => trunk.weights.causal_lm(folder, options.trainable),
         }
     }
 
@@ -517,10 +509,7 @@ impl Trunk {
         match trunk.filter(|trunk| trunk.place.holds(folder, true, options.kind)) {
             None if options.trainable => rm::load(folder, None, seed, options),
             None => folder.scalar_model(options),
-            Some(trunk) => {
-                let mut adapter = AdapterFolder::open(folder.path())?;
-                ScalarModel::with_adapter(&trunk.model, &mut adapter, None, options.trainable)
-            }
+            Some(trunk) => trunk.weights.scalar_model(folder, options.trainable),
         }
     }
 }
