@@ -28,13 +28,13 @@ fn world() -> Scratch {
 }
 
 /// A terminal of tmux with a shell in a scratch folder. It goes away with the test.
-struct Tmux<'a> {
+pub(crate) struct Tmux<'a> {
     scratch: &'a Scratch,
 }
 
 impl<'a> Tmux<'a> {
     /// Starts a shell in a terminal; `None` if this system has no tmux.
-    fn start(scratch: &'a Scratch, columns: u16, rows: u16) -> Option<Self> {
+    pub(crate) fn start(scratch: &'a Scratch, columns: u16, rows: u16) -> Option<Self> {
         if Command::new("tmux").arg("-V").output().is_err() {
             eprintln!("skipped: this system has no tmux, which drives a program on a terminal");
             return None;
@@ -74,11 +74,11 @@ impl<'a> Tmux<'a> {
         String::from_utf8(self.command().args(words).output().unwrap().stdout).unwrap()
     }
 
-    fn keys(&self, keys: &[&str]) {
+    pub(crate) fn keys(&self, keys: &[&str]) {
         self.run(&[&["send-keys"], keys].concat());
     }
 
-    fn line(&self, text: &str) {
+    pub(crate) fn line(&self, text: &str) {
         self.run(&["send-keys", "-l", text]);
         self.keys(&["Enter"]);
     }
@@ -89,12 +89,12 @@ impl<'a> Tmux<'a> {
 
     /// Waits until the screen shows `text`, and returns the screen.
     #[track_caller]
-    fn shows(&self, text: &str) -> String {
+    pub(crate) fn shows(&self, text: &str) -> String {
         self.wait(text, |screen| screen.contains(text))
     }
 
     #[track_caller]
-    fn wait(&self, what: &str, test: impl Fn(&str) -> bool) -> String {
+    pub(crate) fn wait(&self, what: &str, test: impl Fn(&str) -> bool) -> String {
         let started = Instant::now();
         loop {
             let screen = self.screen();
@@ -120,7 +120,7 @@ impl<'a> Tmux<'a> {
 
     /// The line of an answer that ran to its length, `count` times.
     #[track_caller]
-    fn answered(&self, count: usize) {
+    pub(crate) fn answered(&self, count: usize) {
         self.wait("complete answer", |screen| screen.matches("cut at the length").count() == count);
     }
 

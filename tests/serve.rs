@@ -21,8 +21,8 @@ pub(crate) struct Server {
 }
 
 /// An answer.
-struct Answer {
-    status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     head: String,
     body: String,
 }
@@ -58,7 +58,7 @@ impl Server {
     }
 
     /// Sends a request with more headers, each with its end of line, and reads the whole answer.
-    fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let mut stream = self.send(method, path, headers, body);
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
@@ -87,11 +87,11 @@ impl Server {
         stream
     }
 
-    fn get(&self, path: &str, headers: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str, headers: &str) -> Answer {
         self.ask("GET", path, headers, "")
     }
 
-    fn post(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
         self.ask("POST", path, "Content-Type: application/json\r\n", &body.to_string())
     }
 
@@ -120,12 +120,12 @@ impl Drop for Server {
 }
 
 impl Answer {
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("{}\n{}", self.head, self.body))
     }
 
     /// The answer is an error with this status, whose message has these words.
-    fn fails(&self, status: u16, words: &[&str]) {
+    pub(crate) fn fails(&self, status: u16, words: &[&str]) {
         assert_eq!(self.status, status, "{}", self.body);
         let message = self.json()["error"]["message"].as_str().unwrap().to_owned();
         for word in words {

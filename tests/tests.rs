@@ -101,5 +101,8 @@ mod watch;
 // Adapters on frozen models.
 mod lora;
 
+// Several adapters on one model that answers.
+mod adapters;
+
 // Models as files of llama.cpp.
 mod gguf;

@@ -1,6 +1,7 @@
 //! The `colossal-chat` program. It parses the command line, runs the command, and turns errors into exit
 //! codes. The commands are in `command`.
 
+mod adapters;
 mod args;
 mod command;
 mod config;

@@ -95,3 +95,30 @@ pub(crate) fn frozen_options(kind: Kind, device: Device) -> LoadOptions {
     let memory = WeightMemory::for_device(&ChunkManager::unlimited(), device, &groups);
     LoadOptions { memory, ..LoadOptions::frozen(kind, device) }
 }
+
+/// The last part of a path that tells models apart: `final` and the steps of checkpoints do not.
+pub(crate) fn short_name(path: &Path) -> String {
+    let parts: Vec<String> =
+        path.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
+    let telling = |part: &&String| !matches!(part.as_str(), "final" | "checkpoints" | "." | "/" | "..");
+    let last = parts.iter().rev().find(telling).cloned();
+    last.unwrap_or_else(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_telling_part_of_a_path() {
+        for (path, name) in [
+            ("demo/sft/final", "sft"),
+            ("runs/ppo/checkpoints/step-20", "step-20"),
+            ("./base/", "base"),
+            ("owner/name", "name"),
+            (".", "."),
+        ] {
+            assert_eq!(short_name(Path::new(path)), name);
+        }
+    }
+}

@@ -1,8 +1,9 @@
 //! What a command that runs a model needs: a process that is ready for tensor operations, and the model that
 //! the command line names, loaded on its device.
 
-use inference::model_folder::ModelFolder;
+use inference::model_folder::{ModelFolder, Trunk};
 use inference::session::Session;
+use inference::shared_weights::SharedWeights;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::scalar_model::ScalarModel;
 use parallel::LocalRank;
@@ -50,19 +51,33 @@ impl Speculation {
 
 /// Loads the language model of a source.
 pub(crate) fn causal_lm(source: &ModelSource) -> anyhow::Result<Session<CausalLm>> {
-    causal_lm_on(source, LocalRank::SINGLE)
+    let (folder, options) = find(source, LocalRank::SINGLE)?;
+    Ok(Session::causal_lm(&folder, source.template.as_deref(), &options)?)
 }
 
-/// Loads the language model in one of several processes of this machine.
-pub(crate) fn causal_lm_on(source: &ModelSource, local: LocalRank) -> anyhow::Result<Session<CausalLm>> {
+/// Loads the language model of a source in one of several processes of this machine, on shared weights as
+/// [`SharedWeights::causal_lm`] does.
+pub(crate) fn causal_lm_on(
+    weights: &SharedWeights,
+    source: &ModelSource,
+    local: LocalRank,
+) -> anyhow::Result<(Session<CausalLm>, Option<Trunk>)> {
     let (folder, options) = find(source, local)?;
-    Ok(Session::causal_lm(&folder, source.template.as_deref(), &options)?)
+    Ok(weights.causal_lm(&folder, source.template.as_deref(), &options)?)
 }
 
 /// Loads the reward model of a source.
 pub(crate) fn scalar_model(source: &ModelSource) -> anyhow::Result<Session<ScalarModel>> {
+    scalar_model_on(&SharedWeights::default(), source)
+}
+
+/// Loads the reward model of a source, on shared weights if it is an adapter of them.
+pub(crate) fn scalar_model_on(
+    weights: &SharedWeights,
+    source: &ModelSource,
+) -> anyhow::Result<Session<ScalarModel>> {
     let (folder, options) = find(source, LocalRank::SINGLE)?;
-    Ok(Session::scalar_model(&folder, source.template.as_deref(), &options)?)
+    Ok(weights.scalar_model(&folder, source.template.as_deref(), &options)?)
 }
 
 /// The folder of a model, and how it is loaded on its device.

@@ -15,7 +15,7 @@ use crate::auth::Keys;
 use crate::context_length::ContextLength;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
-use crate::worker::{Command, Job, Piece, PoolJob, TextOptions, Ticket};
+use crate::worker::{Command, Job, Message, Piece, PoolJob, TextOptions, Ticket};
 
 /// The pieces of an answer that may wait for their reader. A client that is this far behind loses its
 /// request.
@@ -75,7 +75,11 @@ pub(crate) struct Model {
     pub(crate) name: String,
     /// When the server began to load it, in seconds since 1970.
     pub(crate) created: u64,
-    commands: Sender<Command>,
+    /// The name of the model whose weights this adapter shares; `None` for a model.
+    pub(crate) parent: Option<String>,
+    messages: Sender<Message>,
+    /// Its place among the models of its thread.
+    place: usize,
     /// The requests that are under way or wait.
     open: Arc<AtomicUsize>,
     next_id: AtomicU64,
@@ -106,11 +110,14 @@ pub(crate) struct Ready {
 }
 
 impl Model {
-    pub(crate) fn new(name: String, commands: Sender<Command>) -> Self {
+    /// A model that is being loaded, at a place of the thread that gets `messages`.
+    pub(crate) fn new(name: String, parent: Option<String>, messages: Sender<Message>, place: usize) -> Self {
         Self {
             name,
             created: unix_seconds(),
-            commands,
+            parent,
+            messages,
+            place,
             open: Arc::default(),
             next_id: AtomicU64::new(0),
             ready: OnceLock::new(),
@@ -151,7 +158,7 @@ impl Model {
         let ticket = Ticket::take(&self.open, limit).ok_or_else(|| ApiError::busy(limit))?;
         let (answer, answered) = tokio::sync::oneshot::channel();
         let job = PoolJob { rows, answer, _ticket: ticket };
-        self.commands.send(Command::Pool(job)).map_err(|_| ApiError::stopping())?;
+        self.ask(Command::Pool(job))?;
         answered.await.map_err(|_| ApiError::stopping())?
     }
 
@@ -167,20 +174,26 @@ impl Model {
         let (pieces, receiver) = channel(UNREAD_PIECES);
         let request = Request { id, ..request };
         let job = Job { request, text, pieces, arrived: Instant::now(), ticket };
-        self.commands.send(Command::Generate(job)).map_err(|_| ApiError::stopping())?;
+        self.ask(Command::Generate(job))?;
         Ok(Pieces { id, receiver, model: Arc::clone(self) })
     }
 
     /// Ends the requests that are under way: they get the answer that the server is being stopped.
     pub(crate) fn end_requests(&self) {
-        let _ = self.commands.send(Command::EndAll);
+        let _ = self.ask(Command::EndAll);
     }
 
     /// Loads the weights again.
     pub(crate) async fn reload(&self) -> Result<(), ApiError> {
         let (answer, answered) = tokio::sync::oneshot::channel();
-        self.commands.send(Command::Reload(answer)).map_err(|_| ApiError::stopping())?;
+        let message = Message::Reload { place: self.place, answer };
+        self.messages.send(message).map_err(|_| ApiError::stopping())?;
         answered.await.map_err(|_| ApiError::stopping())?.map_err(ApiError::failed)
+    }
+
+    fn ask(&self, command: Command) -> Result<(), ApiError> {
+        let message = Message::Command { place: self.place, command: Box::new(command) };
+        self.messages.send(message).map_err(|_| ApiError::stopping())
     }
 }
 
@@ -218,6 +231,6 @@ impl Pieces {
 impl Drop for Pieces {
     /// The client is gone, or has its answer: then the thread knows no such request any more.
     fn drop(&mut self) {
-        let _ = self.model.commands.send(Command::Abort(self.id));
+        let _ = self.model.ask(Command::Abort(self.id));
     }
 }

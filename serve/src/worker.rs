@@ -1,6 +1,6 @@
-//! The thread that owns a model. The HTTP side sends commands through a channel, and each request gets its
-//! answer through a bounded channel of its own: a client that does not read loses its request, and costs no
-//! memory.
+//! The thread that owns a model and its adapters, which take turns, a step each. The HTTP side sends messages
+//! through a channel, and each request gets its answer through a bounded channel of its own: a client that does
+//! not read loses its request, and costs no memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use datasets::{StreamDecoder, Tokenizer};
 use inference::engine::Engine;
 use inference::request::{Event, Failure, FinishReason, ReplyId, Request, TopLogprob};
 use inference::stop_text::StopText;
+use models::causal_lm::CausalLm;
 use models::scalar_model::ScalarModel;
 use tch::{Kind, Tensor};
 use tokio::sync::mpsc::Sender;
@@ -19,7 +20,15 @@ use tokio::sync::mpsc::Sender;
 use crate::error::{ApiError, BoxError};
 use crate::metrics::{Metrics, ModelLabel, ReasonLabel, observe};
 
-/// What the thread is asked.
+/// What the thread gets. A place is that of a model among those of the thread.
+pub(crate) enum Message {
+    /// A model is asked something.
+    Command { place: usize, command: Box<Command> },
+    /// Load the weights of a model again. The answer says what went wrong.
+    Reload { place: usize, answer: tokio::sync::oneshot::Sender<Result<(), String>> },
+}
+
+/// What a model is asked.
 pub(crate) enum Command {
     /// Answer a request.
     Generate(Job),
@@ -29,8 +38,6 @@ pub(crate) enum Command {
     Pool(PoolJob),
     /// End all requests, because the server is being stopped.
     EndAll,
-    /// Load the weights again. The answer says what went wrong.
-    Reload(tokio::sync::oneshot::Sender<Result<(), String>>),
 }
 
 /// A request with the way back.
@@ -116,7 +123,61 @@ struct Reply<'a> {
     stops: StopText,
 }
 
-/// The work of the thread.
+/// A model of the thread.
+pub(crate) enum Served<'a> {
+    /// It writes replies.
+    Language(Box<Worker<'a>>),
+    /// It gives scores.
+    Reward(Box<ScalarModel>),
+}
+
+/// Loads the weights of the model at a place again.
+pub(crate) type Reload<'r, 'a> = dyn FnMut(&mut [Served<'a>], usize) -> Result<(), BoxError> + 'r;
+
+/// Works until nobody can send messages any more and all requests have ended.
+pub(crate) fn run<'a>(
+    served: &mut [Served<'a>],
+    messages: &Receiver<Message>,
+    reload: &mut Reload<'_, 'a>,
+) -> Result<(), inference::Error> {
+    loop {
+        if served.iter().all(Served::is_idle) {
+            let Ok(message) = messages.recv() else { return Ok(()) };
+            handle(served, message, reload);
+        }
+        while let Ok(message) = messages.try_recv() {
+            handle(served, message, reload);
+        }
+        for model in &mut *served {
+            if let Served::Language(worker) = model {
+                worker.step()?;
+            }
+        }
+    }
+}
+
+fn handle<'a>(served: &mut [Served<'a>], message: Message, reload: &mut Reload<'_, 'a>) {
+    match message {
+        Message::Command { place, command } => match &mut served[place] {
+            Served::Language(worker) => worker.handle(*command),
+            Served::Reward(model) => score(model, *command),
+        },
+        Message::Reload { place, answer } => {
+            let _ = answer.send(reload(served, place).map_err(|error| error.to_string()));
+        }
+    }
+}
+
+impl Served<'_> {
+    fn is_idle(&self) -> bool {
+        match self {
+            Self::Language(worker) => worker.engine.is_idle(),
+            Self::Reward(_) => true,
+        }
+    }
+}
+
+/// The work of a language model.
 pub(crate) struct Worker<'a> {
     engine: Engine,
     tokenizer: &'a Tokenizer,
@@ -127,9 +188,6 @@ pub(crate) struct Worker<'a> {
     /// What the engine had counted when the metrics were last brought up to date.
     counted: inference::scheduler::Counts,
 }
-
-/// Loads the weights again, into an engine.
-pub(crate) type Reload<'a> = dyn FnMut(&mut Engine) -> Result<(), BoxError> + 'a;
 
 impl<'a> Worker<'a> {
     pub(crate) fn new(
@@ -142,29 +200,21 @@ impl<'a> Worker<'a> {
         Self { engine, tokenizer, running: BTreeMap::new(), metrics, label, events: Vec::new(), counted }
     }
 
-    /// Works until nobody can send commands any more and all requests have ended.
-    pub(crate) fn run(
-        mut self,
-        commands: &Receiver<Command>,
-        reload: &mut Reload<'_>,
-    ) -> Result<(), inference::Error> {
-        loop {
-            if self.engine.is_idle() {
-                let Ok(command) = commands.recv() else { return Ok(()) };
-                self.handle(command, reload);
-            }
-            while let Ok(command) = commands.try_recv() {
-                self.handle(command, reload);
-            }
-            let mut events = std::mem::take(&mut self.events);
-            self.engine.step(&mut events)?;
-            events.drain(..).for_each(|event| self.pass_on(event));
-            self.events = events;
-            self.update_metrics();
-        }
+    /// Goes on with the weights of another model of the same architecture.
+    pub(crate) fn reload_weights(&mut self, model: &CausalLm) -> Result<(), inference::Error> {
+        self.engine.reload_weights(model)
     }
 
-    fn handle(&mut self, command: Command, reload: &mut Reload<'_>) {
+    fn step(&mut self) -> Result<(), inference::Error> {
+        let mut events = std::mem::take(&mut self.events);
+        self.engine.step(&mut events)?;
+        events.drain(..).for_each(|event| self.pass_on(event));
+        self.events = events;
+        self.update_metrics();
+        Ok(())
+    }
+
+    fn handle(&mut self, command: Command) {
         match command {
             Command::Generate(job) => self.start(job),
             Command::Abort(id) => self.cancel(id),
@@ -172,9 +222,6 @@ impl<'a> Worker<'a> {
             Command::Pool(PoolJob { rows, answer, .. }) => {
                 let embed = |rows: &[&[i64]]| self.engine.embed(rows).map_err(|error| error.to_string());
                 let _ = answer.send(pool(&rows, embed));
-            }
-            Command::Reload(answer) => {
-                let _ = answer.send(reload(&mut self.engine).map_err(|error| error.to_string()));
             }
         }
     }
@@ -324,30 +371,19 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Scores rows with a reward model, until nobody can send commands any more.
-pub(crate) fn run_reward_model(
-    mut model: ScalarModel,
-    commands: &Receiver<Command>,
-    reload: &mut dyn FnMut() -> Result<ScalarModel, BoxError>,
-) {
-    while let Ok(command) = commands.recv() {
-        match command {
-            Command::Generate(job) => {
-                let _ =
-                    job.pieces.try_send(Piece::Failed(ApiError::failed("a reward model writes no replies")));
-            }
-            Command::Abort(_) | Command::EndAll => {}
-            Command::Pool(PoolJob { rows, answer, .. }) => {
-                let score = |rows: &[&[i64]]| {
-                    let scores = rlhf::reward::score(&model, rows).map_err(|error| error.to_string())?;
-                    Ok(scores.unsqueeze(1))
-                };
-                let _ = answer.send(pool(&rows, score));
-            }
-            Command::Reload(answer) => {
-                let result = reload().map(|again| model = again);
-                let _ = answer.send(result.map_err(|error| error.to_string()));
-            }
+/// What a reward model does.
+fn score(model: &ScalarModel, command: Command) {
+    match command {
+        Command::Generate(job) => {
+            let _ = job.pieces.try_send(Piece::Failed(ApiError::failed("a reward model writes no replies")));
+        }
+        Command::Abort(_) | Command::EndAll => {}
+        Command::Pool(PoolJob { rows, answer, .. }) => {
+            let score = |rows: &[&[i64]]| {
+                let scores = rlhf::reward::score(model, rows).map_err(|error| error.to_string())?;
+                Ok(scores.unsqueeze(1))
+            };
+            let _ = answer.send(pool(&rows, score));
         }
     }
 }

@@ -11,6 +11,7 @@
 //! | [`event`] | events and effects |
 //! | `input` | keys, pastes and the mouse |
 //! | `act` | what commands and actions do |
+//! | `models` | which model answers |
 //! | `judge` | good, bad, ratings, preferences |
 //! | `answer` | reports of models |
 //! | `transcript` | the lines of the conversation, and scrolling |
@@ -25,6 +26,7 @@ pub mod event;
 mod input;
 mod judge;
 pub mod keys;
+mod models;
 mod overlay;
 mod transcript;
 mod view;
@@ -49,6 +51,8 @@ const NOTICE: Duration = Duration::from_secs(8);
 pub struct Setup {
     /// The models as the user gave them. The first one answers; with `compare`, all of them.
     pub models: Vec<String>,
+    /// The adapters of the first model. If there are any, the first of them answers.
+    pub adapters: Vec<Adapter>,
     /// Whether a model is named by the address of a server, which then decides some settings.
     pub is_endpoint: fn(&str) -> bool,
     /// Whether all models answer side by side, and under which names.
@@ -79,6 +83,15 @@ pub struct Setup {
     pub given: Vec<Setting>,
     /// Where judgements are written, for the user to know.
     pub feedback_folder: String,
+}
+
+/// An adapter of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adapter {
+    /// The name that the user types.
+    pub name: String,
+    /// Its folder, as the user gave it.
+    pub path: String,
 }
 
 /// A setting that a session keeps and that a flag may give.
@@ -156,10 +169,12 @@ pub struct ChatScreen {
     effects: Vec<Effect>,
 }
 
-/// A model.
+/// A model, or an adapter of the model in the first slot.
 struct Slot {
     /// As the user gave it.
     path: String,
+    /// The name of an adapter; `None` for a model.
+    adapter: Option<String>,
     /// Whether a server runs the model.
     is_remote: bool,
     state: SlotState,
@@ -173,7 +188,7 @@ enum SlotState {
 
 impl Slot {
     fn name(&self) -> String {
-        short_name(&self.path)
+        self.adapter.as_deref().map_or_else(|| short_name(&self.path), text::single_line)
     }
 }
 
@@ -262,27 +277,28 @@ struct Progress {
 impl ChatScreen {
     /// A screen with an empty conversation. The effects load its models.
     pub fn new(setup: Setup) -> (Self, Vec<Effect>) {
-        let Setup { models, mut new_id, .. } = setup;
-        let load = |(slot, model): (usize, &String)| Effect::Load { slot, model: model.clone() };
-        let effects: Vec<Effect> = models.iter().enumerate().map(load).collect();
-        let is_endpoint = setup.is_endpoint;
-        let slot = |path: String| {
+        let Setup { models, adapters, mut new_id, .. } = setup;
+        let (is_endpoint, num_models) = (setup.is_endpoint, models.len());
+        let slot = |(adapter, path): (Option<String>, String)| {
             let state = SlotState::Loading("waiting".to_owned());
-            Slot { is_remote: is_endpoint(&path), path, state }
+            Slot { is_remote: is_endpoint(&path), path, adapter, state }
         };
-        let slots: Vec<Slot> = models.into_iter().map(slot).collect();
-        let all = (0..slots.len()).collect();
+        let models = models.into_iter().map(|path| (None, path));
+        let adapters = adapters.into_iter().map(|Adapter { name, path }| (Some(name), path));
+        let slots: Vec<Slot> = models.chain(adapters).map(slot).collect();
+        let load = |(slot, model): (usize, &Slot)| Effect::Load { slot, model: model.path.clone() };
+        let effects: Vec<Effect> = slots.iter().enumerate().map(load).collect();
         let mut editor = Editor::new();
         editor.set_vim(setup.vim);
         let screen = Self {
             compare: setup.compare.map(|names| Compare {
-                slots: all,
+                slots: (0..num_models).collect(),
                 blind: names == Names::Hidden,
                 group: Vec::new(),
             }),
+            current: if num_models < slots.len() { num_models } else { 0 },
             slots,
             is_endpoint,
-            current: 0,
             talk: Conversation::new(setup.system),
             id: new_id(),
             title: None,

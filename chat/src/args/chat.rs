@@ -18,6 +18,10 @@ pub(crate) struct ChatArgs {
     pub(crate) given: GivenSettings,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    /// An adapter of --model, on the same weights; may be given again and again. The first one answers, and
+    /// /adapter switches.
+    #[arg(long, value_name = "[NAME=]DIR", value_delimiter = ',')]
+    pub(crate) adapter: Vec<String>,
     /// Instructions for the whole conversation.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,

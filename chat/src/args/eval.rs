@@ -28,6 +28,10 @@ pub(crate) struct EvalRunArgs {
     /// compared with the first.
     #[arg(long, value_name = "DIR[,DIR...]", value_delimiter = ',', required = true)]
     pub(crate) model: Vec<String>,
+    /// An adapter of a model of --model, which is evaluated behind it on the same weights; may be given again
+    /// and again.
+    #[arg(long, value_name = "[NAME=]DIR", value_delimiter = ',')]
+    pub(crate) adapter: Vec<String>,
     #[command(flatten)]
     pub(crate) tasks: TaskArgs,
     /// The first N rows of each task.

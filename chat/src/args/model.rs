@@ -119,6 +119,9 @@ pub(crate) struct SamplingArgs {
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    /// The adapter of --model that is run, in place of --model itself.
+    #[arg(long, value_name = "[NAME=]DIR")]
+    pub(crate) adapter: Option<String>,
     #[command(flatten)]
     pub(crate) source: PromptSource,
     /// Where the rows go [default: stdout].
@@ -156,6 +159,9 @@ pub(crate) struct PromptSource {
 pub(crate) struct BatchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    /// The adapter of --model that is run, in place of --model itself.
+    #[arg(long, value_name = "[NAME=]DIR")]
+    pub(crate) adapter: Option<String>,
     /// The rows, one JSON object a line.
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) input: PathBuf,

@@ -16,6 +16,10 @@ pub(crate) struct ServeArgs {
     /// Model folders or hub names, each as NAME=DIR or DIR. Requests ask for a model by its name.
     #[arg(long, value_name = "[NAME=]DIR", value_delimiter = ',', required = true)]
     pub(crate) model: Vec<String>,
+    /// An adapter of a model of --model, which is served by its own name on the same weights; may be given
+    /// again and again.
+    #[arg(long, value_name = "[NAME=]DIR", value_delimiter = ',')]
+    pub(crate) adapter: Vec<String>,
     /// The numbers that the weights are held in.
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
     pub(crate) dtype: Dtype,

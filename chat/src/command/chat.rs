@@ -25,15 +25,17 @@ use std::io::{self, IsTerminal};
 
 use inference::remote::{KeyPlan, is_endpoint};
 use tui::chat::event::Sampling;
-use tui::chat::{Names, Setup};
+use tui::chat::{Adapter, Names, Setup};
 use tui::terminal::Environment;
 use tui::theme::{Symbols, Theme, ThemeName};
 
+use crate::adapters::{self, Base};
 use crate::args::{ChatArgs, OtherModels};
 use crate::command::generate as replies;
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, DeviceSetting};
 use crate::feedback::{self, FeedbackLog};
+use crate::model_folder::{self, short_name};
 use line::Conversation;
 use screen::Kept;
 use sessions::Sessions;
@@ -74,6 +76,7 @@ pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
     let has_color = Environment::read().color(true);
     let setup = Setup {
         models: models(arguments).cloned().collect(),
+        adapters: screen_adapters(arguments)?,
         is_endpoint,
         compare: names(&arguments.others),
         system: arguments.system.clone(),
@@ -103,6 +106,33 @@ pub(crate) fn run(arguments: &ChatArgs) -> anyhow::Result<()> {
 /// The models that answer.
 fn models(arguments: &ChatArgs) -> impl Iterator<Item = &String> + Clone {
     std::iter::once(&arguments.model.model).chain(&arguments.others.compare)
+}
+
+/// The adapters of the model. On the screen they are known by one word each.
+fn screen_adapters(arguments: &ChatArgs) -> anyhow::Result<Vec<Adapter>> {
+    if arguments.adapter.is_empty() {
+        return Ok(Vec::new());
+    }
+    let refuse = |argument: String, problem: String| Err(ConfigError::Argument { argument, problem }.into());
+    if !arguments.others.compare.is_empty() {
+        let problem =
+            "--adapter is given: leave --compare out, and compare on the screen with /compare NAME NAME";
+        return refuse("--compare".to_owned(), problem.to_owned());
+    }
+    let base = Base {
+        name: short_name(arguments.model.model.as_ref()),
+        folder: model_folder::find(&arguments.model.model)?,
+    };
+    let adapters = adapters::find(&arguments.adapter, &[base])?;
+    let is_word = |name: &str| !name.contains(char::is_whitespace) && !["off", "blind"].contains(&name);
+    if let Some(other) = adapters.iter().find(|adapter| !is_word(&adapter.name)) {
+        let problem = format!(
+            "{:?} cannot be typed as a name in the chat: give NAME=DIR, with one word other than off and blind",
+            other.name
+        );
+        return refuse(format!("--adapter {}", other.given), problem);
+    }
+    Ok(adapters.into_iter().map(|adapter| Adapter { name: adapter.name, path: adapter.given }).collect())
 }
 
 /// Whether they answer side by side, and under which names.
@@ -137,6 +167,7 @@ fn refuse_local_flags(arguments: &ChatArgs) -> Result<(), ConfigError> {
 /// Refuses what only the full screen can do.
 fn refuse_screen_options(arguments: &ChatArgs, why: &str) -> Result<(), ConfigError> {
     let options = [
+        ("a second --adapter", arguments.adapter.len() > 1),
         ("--compare", !arguments.others.compare.is_empty()),
         ("--blind", arguments.others.blind),
         ("--reward-model", arguments.others.reward_model.is_some()),

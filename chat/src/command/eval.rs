@@ -51,7 +51,8 @@ pub(crate) fn run(arguments: &EvalArgs, threads: Option<usize>) -> anyhow::Resul
 
 fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<()> {
     let keys = KeyPlan::new(&arguments.model, None)?;
-    let candidates = Candidate::find_all(&arguments.model, &arguments.host.host(), &keys)?;
+    let mut candidates = Candidate::find_all(&arguments.model, &arguments.host.host(), &keys)?;
+    Candidate::add_adapters(&mut candidates, &arguments.adapter)?;
     let output = output_path(arguments, &candidates);
     let command = shell::own_command();
     let Asked { candidates, section, train_data, judged, note } = asked(arguments, candidates, &output)?;
@@ -81,7 +82,8 @@ fn evaluate(arguments: &EvalRunArgs, threads: Option<usize>) -> anyhow::Result<(
     let is_rank = arguments.nproc > 1 || RankInfo::from_environment()?.size > 1;
     let groups = if is_rank {
         interrupt::listen()?;
-        let settings = format!("models = {:?}\n{}", arguments.model, toml::to_string(&section)?);
+        let models = [&arguments.model[..], &arguments.adapter].concat();
+        let settings = format!("models = {models:?}\n{}", toml::to_string(&section)?);
         let start = StartupSpec { command: "eval", resume: false, settings: &settings };
         Some(launch::join(threads, &ParallelSection::default(), &start)?)
     } else {

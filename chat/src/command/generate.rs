@@ -11,6 +11,7 @@ use inference::session::Session;
 use models::causal_lm::CausalLm;
 use serde::Serialize;
 
+use crate::adapters;
 use crate::args::{GenerateArgs, SamplingArgs};
 use crate::config::ConfigError;
 use crate::input::{self, Input, InputKind, RowInput};
@@ -35,7 +36,7 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
     }
     let inputs = inputs(arguments)?;
 
-    let source = arguments.model.source();
+    let source = adapters::one_model(arguments.model.source(), arguments.adapter.as_deref())?;
     let speculation = arguments.speculation.speculation(&source);
     let session = session::causal_lm(&source)?;
     let draft = speculation.load_draft()?;

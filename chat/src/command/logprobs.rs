@@ -10,6 +10,7 @@ use parallel::{Segmented, upload};
 use serde::Serialize;
 use tch::no_grad;
 
+use crate::adapters;
 use crate::args::BatchArgs;
 use crate::input::{self, Input, InputKind, RowInput};
 use crate::output;
@@ -37,7 +38,8 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
         output::check_output_file(output, arguments.force, &[&arguments.input])?;
     }
     let inputs = input::read(&arguments.input, InputKind::Tokens)?;
-    let session = session::causal_lm(&arguments.model.source())?;
+    let source = adapters::one_model(arguments.model.source(), arguments.adapter.as_deref())?;
+    let session = session::causal_lm(&source)?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
     let rows = input::tokens(&inputs, |given| token_ids(&session, given))?;
     for (at, ids) in &rows {

@@ -5,6 +5,7 @@ use inference::session::Session;
 use models::scalar_model::ScalarModel;
 use serde::Serialize;
 
+use crate::adapters;
 use crate::args::BatchArgs;
 use crate::input::{self, Input, InputKind, RowInput};
 use crate::output;
@@ -24,7 +25,8 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
         output::check_output_file(output, arguments.force, &[&arguments.input])?;
     }
     let inputs = input::read(&arguments.input, InputKind::Answer)?;
-    let session = session::scalar_model(&arguments.model.source())?;
+    let source = adapters::one_model(arguments.model.source(), arguments.adapter.as_deref())?;
+    let session = session::scalar_model(&source)?;
     let (vocab_size, longest) = (session.model.config().vocab_size(), session.model.config().max_positions());
     let rows = input::tokens(&inputs, |given| token_ids(&session, given))?;
     for (at, ids) in &rows {

@@ -6,16 +6,21 @@ use std::time::Duration;
 
 use anyhow::Context;
 use inference::engine::{self, EngineOptions};
+use inference::model_folder::ModelFolder;
 use inference::scheduler::Order;
 use inference::session::load_tokenizer;
+use inference::shared_weights::SharedWeights;
 use parallel::LocalRank;
-use serve::{Keys, LanguageModel, Limits, LoadedModel, Options, RewardModel, ServedModel};
+use serve::{
+    Keys, LanguageModel, Limits, Load, LoadedModel, Options, RewardModel, ServedAdapter, ServedModel,
+};
 use text::number::counted;
 
+use crate::adapters::{self, Adapter, Base};
 use crate::args::ServeArgs;
 use crate::config::ConfigError;
 use crate::console::print_stderr;
-use crate::evaluation::model::{check_folder, short_name};
+use crate::evaluation::model::check_folder;
 use crate::session::{self, ModelSource, Speculation};
 use crate::{device, interrupt, model_folder};
 
@@ -27,7 +32,11 @@ pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<()> {
     let models = models(arguments)?;
     device::load([arguments.device]);
     device::resolve(arguments.device, LocalRank::SINGLE)?;
-    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let names = |model: &ServedModel| {
+        let adapters = model.adapters.iter().map(|adapter| adapter.name.clone());
+        std::iter::once(model.name.clone()).chain(adapters).collect::<Vec<String>>()
+    };
+    let names: Vec<String> = models.iter().flat_map(names).collect();
     let defaults = Limits::default();
     let options = Options {
         address: SocketAddr::new(arguments.host, arguments.port),
@@ -86,46 +95,60 @@ fn welcome(address: SocketAddr, names: &[String], has_keys: bool) -> String {
     )
 }
 
-/// The models with their names, of which no two are the same.
+/// The models with their adapters and names, of which no two are the same.
 fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
     arguments.speculation.draft_model.as_deref().map_or(Ok(()), check_draft)?;
-    let mut models: Vec<ServedModel> = Vec::new();
+    let mut bases: Vec<Base> = Vec::new();
     for given in &arguments.model {
-        let (name, folder) = match given.split_once('=') {
-            Some((name, folder)) => (name.to_owned(), folder),
-            None => (default_name(given), given.as_str()),
-        };
+        let (name, folder) = adapters::named(given);
         let refuse = |problem: String| {
             Err(ConfigError::Argument { argument: format!("--model {given}"), problem }.into())
         };
-        if name.is_empty() || folder.is_empty() {
+        if name == Some("") || folder.is_empty() {
             return refuse("give NAME=DIR or DIR".to_owned());
         }
-        if models.iter().any(|model| model.name == name) {
+        let name = name.map_or_else(|| default_name(folder), str::to_owned);
+        if bases.iter().any(|base| base.name == name) {
             return refuse(format!("two models have the name `{name}`: give NAME=DIR"));
         }
-        // What can be known is checked before the port is open.
-        let found = model_folder::find(folder)?;
-        check_folder(&found)?;
-        load_tokenizer(found.tokenizer_path(), arguments.template.as_deref())?;
-        let source = ModelSource {
-            model: found.path().display().to_string(),
-            dtype: arguments.dtype,
-            device: arguments.device,
-            template: arguments.template.clone(),
+        bases.push(Base { name, folder: model_folder::find(folder)? });
+    }
+
+    let mut adapters = adapters::find(&arguments.adapter, &bases)?;
+    let mut models = Vec::with_capacity(bases.len());
+    for Base { name, folder } in bases {
+        let own = |adapter: &mut Adapter| adapter.folder.trunk_path() == folder.trunk_path();
+        let served = |Adapter { name, folder, .. }: Adapter| -> anyhow::Result<ServedAdapter> {
+            let load = loader(arguments, &name, &folder, true)?;
+            Ok(ServedAdapter { name, load })
         };
-        let told = name.clone();
-        let speculation = arguments.speculation.speculation(&source);
-        let load = move || {
-            let loaded = load(&source, &speculation)?;
-            // Its engine is made next, which may fail: the paths /health and /v1/models tell when it is
-            // ready.
-            print_stderr(&format!("the weights of {told} are read"));
-            Ok(loaded)
-        };
-        models.push(ServedModel { name, load: Box::new(load) });
+        let adapters = adapters.extract_if(.., own).map(served).collect::<anyhow::Result<_>>()?;
+        let load = loader(arguments, &name, &folder, false)?;
+        models.push(ServedModel { name, load, adapters });
     }
     Ok(models)
+}
+
+/// What loads a model, or an adapter on the weights of a model that is there. What can be known of it is checked
+/// before the port is open.
+fn loader(arguments: &ServeArgs, name: &str, folder: &ModelFolder, is_adapter: bool) -> anyhow::Result<Load> {
+    check_folder(folder)?;
+    load_tokenizer(folder.tokenizer_path(), arguments.template.as_deref())?;
+    let source = ModelSource {
+        model: folder.path().display().to_string(),
+        dtype: arguments.dtype,
+        device: arguments.device,
+        template: arguments.template.clone(),
+    };
+    let speculation = arguments.speculation.speculation(&source);
+    let name = name.to_owned();
+    Ok(Box::new(move |weights: &mut SharedWeights| {
+        let loaded = load(&source, &speculation, (weights, is_adapter))
+            .map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)?;
+        // Its engine is made next, which may fail: the paths /health and /v1/models tell when it is ready.
+        print_stderr(&format!("the weights of {name} are read"));
+        Ok(loaded)
+    }))
 }
 
 /// Refuses a draft model that cannot guess tokens, as far as its files tell.
@@ -147,23 +170,31 @@ fn check_draft(given: &str) -> anyhow::Result<()> {
 /// The name of a model whose user gave none: what tells its folder apart, or the hub name.
 fn default_name(given: &str) -> String {
     let path = Path::new(given);
-    if path.is_dir() { short_name(path) } else { given.to_owned() }
+    if path.is_dir() { model_folder::short_name(path) } else { given.to_owned() }
 }
 
 /// Loads a language model, or a reward model if the folder holds one.
-fn load(source: &ModelSource, speculation: &Speculation) -> Result<LoadedModel, serve::BoxError> {
-    let load = || -> anyhow::Result<LoadedModel> {
-        if model_folder::find(&source.model)?.config()?.is_sequence_classification() {
-            let (model, tokenizer) = session::scalar_model(source)?.into_parts()?;
-            return Ok(LoadedModel::Reward(RewardModel { model, tokenizer }));
-        }
-        let session = session::causal_lm(source)?;
-        let stop_ids = session.stop_ids();
-        let (model, tokenizer) = session.into_parts()?;
-        let draft = speculation.load_draft()?.map(Box::new);
-        Ok(LoadedModel::Language(LanguageModel { model, tokenizer, stop_ids, draft }))
-    };
-    load().map_err(anyhow::Error::reallocate_into_boxed_dyn_error_without_backtrace)
+fn load(
+    source: &ModelSource,
+    speculation: &Speculation,
+    (weights, is_adapter): (&mut SharedWeights, bool),
+) -> anyhow::Result<LoadedModel> {
+    let folder = model_folder::find(&source.model)?;
+    anyhow::ensure!(
+        !is_adapter || weights.hold(&folder)?,
+        "{}: adapter_config.json names another model than before: start the server again",
+        folder.path().display()
+    );
+    if folder.config()?.is_sequence_classification() {
+        let (model, tokenizer) = session::scalar_model_on(weights, source)?.into_parts()?;
+        return Ok(LoadedModel::Reward(RewardModel { model, tokenizer }));
+    }
+    let (session, trunk) = session::causal_lm_on(weights, source, LocalRank::SINGLE)?;
+    let stop_ids = session.stop_ids();
+    let (model, tokenizer) = session.into_parts()?;
+    weights.keep(trunk);
+    let draft = weights.draft(|| speculation.load_draft())?.map(Box::new);
+    Ok(LoadedModel::Language(LanguageModel { model, tokenizer, stop_ids, draft }))
 }
 
 /// The keys of the file and of the environment. A source of keys that is named and has none is refused, so

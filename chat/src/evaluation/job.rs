@@ -12,9 +12,11 @@ use datasets::table;
 use eval::contamination::Overlaps;
 use eval::document::PromptOptions;
 use eval::evaluation::{Answers, Evaluation, ModelRun};
+use eval::request::LanguageModel;
 use eval::response_cache::ResponseCache;
 use eval::results::Results;
 use eval::task::{OutputType, Registry, Selection, Task};
+use inference::shared_weights::SharedWeights;
 use parallel::comm::ProcessGroup;
 use parallel::{LocalRank, ProcessGroups, regular_file};
 use serde_json::{Value, json};
@@ -166,7 +168,12 @@ impl EvalJob<'_> {
         evaluation.check_code_runner()?;
         let mut cache = self.responses(share.rank)?;
         let local = groups.map_or(LocalRank::SINGLE, ProcessGroups::local_rank);
-        let ask = |candidate| self.ask(candidate, (evaluation, share), &mut cache, local);
+        let mut weights = SharedWeights::default();
+        let mut open = |candidate: &Candidate| candidate.open(&self.host, local, &mut weights);
+        let ask = |candidate| {
+            let mut model = open(candidate)?;
+            self.ask(candidate, model.as_mut(), (evaluation, share), &mut cache)
+        };
         self.candidates.iter().map(ask).collect()
     }
 
@@ -182,16 +189,15 @@ impl EvalJob<'_> {
         Ok(cache)
     }
 
-    /// Loads a model and asks it the requests of this process.
+    /// Asks a model the requests of this process.
     fn ask(
         &self,
         candidate: &Candidate,
+        model: &mut dyn LanguageModel,
         (evaluation, share): (&Evaluation, Share),
         cache: &mut ResponseCache,
-        local: LocalRank,
     ) -> anyhow::Result<Answers> {
-        let mut model = candidate.open(&self.host, local)?;
-        let mut model = SharedModel { model: model.as_mut(), share };
+        let mut model = SharedModel { model, share };
         let mut progress = (share.rank == 0).then(RequestProgress::new);
         let answers = evaluation.ask(&mut model, cache, &mut |state| {
             // The progress of one process stands for all.

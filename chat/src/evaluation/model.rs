@@ -10,12 +10,14 @@ use inference::language_model::{EndpointModel, EndpointOptions, FolderModel, fol
 use inference::model_folder::ModelFolder;
 use inference::remote::{KeyChoice, KeyPlan, is_endpoint};
 use inference::session::{Session, check_vocabulary, load_tokenizer};
+use inference::shared_weights::SharedWeights;
 use models::scalar_model::ScalarModel;
 use parallel::LocalRank;
 
+use crate::adapters::{self, Adapter, Base};
 use crate::config::section::Dtype;
 use crate::config::{ConfigError, DeviceSetting};
-use crate::model_folder;
+use crate::model_folder::{self, short_name};
 use crate::session::{self, ModelSource};
 
 /// Changes when the same conversation gets another score from the same reward model.
@@ -125,6 +127,23 @@ impl Candidate {
         Ok(Self { argument, name, place: Place::Folder(ModelFolder::open(folder)?) })
     }
 
+    /// Puts each adapter behind the model that it belongs to.
+    pub(crate) fn add_adapters(candidates: &mut Vec<Self>, given: &[String]) -> anyhow::Result<()> {
+        let bases = candidates.iter().filter_map(|candidate| {
+            candidate.folder().map(|folder| Base { name: candidate.name.clone(), folder: folder.clone() })
+        });
+        for adapter in adapters::find(given, &bases.collect::<Vec<_>>())?.into_iter().rev() {
+            let is_base = |other: &Self| {
+                other.folder().is_some_and(|folder| folder.trunk_path() == adapter.folder.trunk_path())
+            };
+            let place =
+                candidates.iter().position(is_base).expect("an adapter has its base among the models");
+            let Adapter { name, given, folder } = adapter;
+            candidates.insert(place + 1, Self { name, argument: given, place: Place::Folder(folder) });
+        }
+        Ok(())
+    }
+
     /// The folder of the model. An endpoint has none.
     pub(crate) fn folder(&self) -> Option<&ModelFolder> {
         match &self.place {
@@ -150,13 +169,20 @@ impl Candidate {
         super::output::file_name(if self.folder().is_some() { &self.name } else { short })
     }
 
-    /// Loads the model, if it has a folder.
-    /// Several processes of one machine have a device each.
-    pub(crate) fn open(&self, host: &ModelHost, local: LocalRank) -> anyhow::Result<Box<dyn LanguageModel>> {
+    /// Loads the model, if it has a folder, on the `weights` of the model that was opened before if it belongs
+    /// to these. Several processes of one machine have a device each.
+    pub(crate) fn open(
+        &self,
+        host: &ModelHost,
+        local: LocalRank,
+        weights: &mut SharedWeights,
+    ) -> anyhow::Result<Box<dyn LanguageModel>> {
         Ok(match &self.place {
             Place::Endpoint(model) => Box::new(EndpointModel::clone(model)),
             Place::Folder(folder) => {
-                let session = session::causal_lm_on(&model_source(folder, host), local)?;
+                weights.keep_only_for(folder)?;
+                let (session, trunk) = session::causal_lm_on(weights, &model_source(folder, host), local)?;
+                weights.keep(trunk);
                 let max_length = host.max_length.map(usize::from);
                 Box::new(FolderModel::new(session, self.name.clone(), folder, max_length)?)
             }
@@ -228,32 +254,5 @@ fn endpoint_options(host: &ModelHost, key: KeyChoice) -> EndpointOptions {
         key,
         timeout: host.endpoint_timeout.map_or(usual.timeout, |seconds| Duration::from_secs(seconds.get())),
         ..usual
-    }
-}
-
-/// The last part of a path that tells models apart: `final` and the steps of checkpoints do not.
-pub(crate) fn short_name(path: &Path) -> String {
-    let parts: Vec<String> =
-        path.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
-    let telling = |part: &&String| !matches!(part.as_str(), "final" | "checkpoints" | "." | "/" | "..");
-    let last = parts.iter().rev().find(telling).cloned();
-    last.unwrap_or_else(|| path.display().to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_the_telling_part_of_a_path() {
-        for (path, name) in [
-            ("demo/sft/final", "sft"),
-            ("runs/ppo/checkpoints/step-20", "step-20"),
-            ("./base/", "base"),
-            ("owner/name", "name"),
-            (".", "."),
-        ] {
-            assert_eq!(short_name(Path::new(path)), name);
-        }
     }
 }

@@ -24,6 +24,9 @@ pub(crate) struct ModelEntry {
     object: &'static str,
     created: u64,
     owned_by: &'static str,
+    /// Of an adapter, the model whose weights it shares.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<String>,
     /// The most tokens of a prompt with its reply; absent while the model is being loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<usize>,
@@ -40,6 +43,7 @@ impl ModelEntry {
             object: "model",
             created: model.created,
             owned_by: "colossal-chat",
+            parent: model.parent.clone(),
             max_model_len: ready.map(|ready| ready.context.tokens),
             kind: ready.map(|ready| ready.kind),
         }
@@ -66,8 +70,8 @@ pub(crate) async fn show(
     Ok(Json(ModelEntry::new(state.model(&name)?)))
 }
 
-/// Loads the weights of a model again, for example after its run has written a new checkpoint. Requests that
-/// are under way go on with the new weights.
+/// Loads the weights of a model again, for example after its run has written a new checkpoint: of an adapter
+/// its own, of a model also those of its adapters. Requests that are under way go on with the new weights.
 #[utoipa::path(
     post, path = "/v1/models/{model}/reload", params(("model" = String, Path)),
     responses((status = 200, body = ModelEntry), Failures)

@@ -8,7 +8,7 @@ use super::conversation::{Conversation, Role, TurnId};
 use super::event::{Against, ContextPolicy, Effect, Request};
 use super::keys::Action;
 use super::overlay::Overlay;
-use super::{ChatScreen, Draft, PromptKind, PromptLine, Slot, SlotState};
+use super::{ChatScreen, Draft, PromptKind, PromptLine};
 use crate::theme::{Theme, ThemeName};
 
 /// How long after its end a key may still be meant to stop an answer.
@@ -55,6 +55,7 @@ impl ChatScreen {
             Kind::Rename => self.rename(arguments),
             Kind::Export => self.export(arguments),
             Kind::Model => self.model(arguments),
+            Kind::Adapter => self.adapter(arguments),
             Kind::Compare => self.compare(arguments),
             Kind::Prefer => self.prefer(arguments),
             Kind::Good => self.judge_thumb(true, arguments),
@@ -175,79 +176,7 @@ impl ChatScreen {
         self.effects.push(Effect::Export { format: format.to_owned(), path: some(path), title, messages });
     }
 
-    // Models and settings.
-
-    /// The slot of a model. One that is not loaded yet is loaded into a new slot.
-    fn slot(&mut self, model: &str) -> usize {
-        let known = |slot: &Slot| slot.path == model || slot.name() == model;
-        if let Some(slot) = self.slots.iter().position(known) {
-            if matches!(self.slots[slot].state, SlotState::Failed) {
-                self.load(slot);
-            }
-            return slot;
-        }
-        let is_remote = (self.is_endpoint)(model);
-        self.slots.push(Slot { path: model.to_owned(), is_remote, state: SlotState::Failed });
-        self.load(self.slots.len() - 1);
-        self.slots.len() - 1
-    }
-
-    fn load(&mut self, slot: usize) {
-        self.slots[slot].state = SlotState::Loading("waiting".to_owned());
-        self.effects.push(Effect::Load { slot, model: self.slots[slot].path.clone() });
-    }
-
-    fn model(&mut self, model: &str) {
-        if model.is_empty() {
-            let state = |slot: &Slot| match &slot.state {
-                SlotState::Loading(note) => note.clone(),
-                SlotState::Ready { detail, .. } => detail.clone(),
-                SlotState::Failed => "could not be loaded".to_owned(),
-            };
-            let line = |(index, slot): (usize, &Slot)| {
-                let mark = if index == self.current { ">" } else { " " };
-                format!("{mark} {}  {}", slot.path, state(slot))
-            };
-            let lines: Vec<String> = self.slots.iter().enumerate().map(line).collect();
-            self.overlay = Some(Overlay::text("models", &lines.join("\n")));
-        } else if !self.refuse_while_busy() {
-            self.settle_comparison();
-            self.compare = None;
-            self.current = self.slot(model);
-        }
-    }
-
-    fn compare(&mut self, arguments: &str) {
-        if self.refuse_while_busy() {
-            return;
-        }
-        self.settle_comparison();
-        if arguments == "off" {
-            self.compare = None;
-            return self.done(format!("from now on {} answers alone", self.slots[self.current].name()));
-        }
-        let (blind, models): (Vec<&str>, Vec<&str>) =
-            arguments.split_whitespace().partition(|word| *word == "blind" || *word == "--blind");
-        let mut slots: Vec<usize> = models.iter().map(|model| self.slot(model)).collect();
-        if slots.is_empty() {
-            let works = |&slot: &usize| !matches!(self.slots[slot].state, SlotState::Failed);
-            slots = (0..self.slots.len()).filter(works).collect();
-        } else if !slots.contains(&self.current) && slots.len() == 1 {
-            slots.insert(0, self.current);
-        }
-        slots.dedup();
-        if slots.len() < 2 && models.len() > 1 {
-            return self.error("this is the same model twice: name two different ones");
-        }
-        if slots.len() < 2 {
-            return self.error("name the models: /compare DIR DIR, with `blind` to hide which is which");
-        }
-        self.done(format!(
-            "{} models answer each message; /prefer a, b or tie says which is best",
-            slots.len()
-        ));
-        self.compare = Some(super::Compare { slots, blind: !blind.is_empty(), group: Vec::new() });
-    }
+    // Settings.
 
     fn set_system(&mut self, text: &str) {
         match text {

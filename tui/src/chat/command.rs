@@ -35,6 +35,8 @@ pub enum Kind {
     Export,
     /// Switches the model.
     Model,
+    /// Switches the adapter on the model.
+    Adapter,
     /// Asks several models at once.
     Compare,
     /// Chooses an answer of a comparison.
@@ -98,7 +100,7 @@ const fn row(kind: Kind, name: &'static str, arguments: &'static str, help: &'st
 }
 
 /// All commands, grouped as the help shows them.
-pub const COMMANDS: [Help; 37] = [
+pub const COMMANDS: [Help; 38] = [
     row(Kind::Help, "help", "", "all commands and keys"),
     row(Kind::New, "new", "", "start a new session; this one is kept"),
     row(Kind::Sessions, "sessions", "", "list the sessions, to open or delete one"),
@@ -113,6 +115,7 @@ pub const COMMANDS: [Help; 37] = [
     row(Kind::Stop, "stop", "", "stop the answer and keep what is there"),
     row(Kind::Prefill, "prefill", "TEXT", "begin the next answer with this text"),
     row(Kind::Model, "model", "[DIR|URL|NAME]", "switch the model, or list the loaded ones"),
+    row(Kind::Adapter, "adapter", "[NAME|off]", "answer with this adapter of --adapter, or without one"),
     row(Kind::System, "system", "[TEXT|-]", "show, set or remove the instructions"),
     row(Kind::Template, "template", "NAME", "use another chat template"),
     row(Kind::Set, "set", "[NAME VALUE]", "temperature, top_k, top_p, max_new_tokens, seed"),

@@ -19,6 +19,11 @@ struct Harness {
 
 impl Harness {
     fn new(models: &[&str], unicode: bool) -> Self {
+        Self::with_adapters(models, &[], unicode)
+    }
+
+    /// A screen with models, and with adapters of the first one by name and path.
+    fn with_adapters(models: &[&str], adapters: &[(&str, &str)], unicode: bool) -> Self {
         let mut number = 0;
         let new_id = move || {
             number += 1;
@@ -26,6 +31,10 @@ impl Harness {
         };
         let setup = Setup {
             models: models.iter().map(|&model| model.to_owned()).collect(),
+            adapters: adapters
+                .iter()
+                .map(|(name, path)| Adapter { name: (*name).to_owned(), path: (*path).to_owned() })
+                .collect(),
             is_endpoint: |model| model.starts_with("http://"),
             compare: (models.len() > 1).then_some(Names::Shown),
             system: None,
@@ -44,7 +53,7 @@ impl Harness {
         };
         let (screen, effects) = ChatScreen::new(setup);
         let mut harness = Self { screen, effects, now: Duration::ZERO };
-        for slot in 0..models.len() {
+        for slot in 0..models.len() + adapters.len() {
             let detail = "21 M parameters, context 256 tokens, on cpu".to_owned();
             harness.model(ModelEvent::Loaded { slot, context: Some(256), detail });
         }
@@ -234,6 +243,57 @@ fn a_comparison_asks_all_models_with_one_seed_and_goes_on_from_the_choice() {
     assert_eq!((*source, *blind), (PairSource::Compare, false));
     chat.say("more");
     assert_eq!(texts(chat.requests()[2]), ["q", "from ppo", "more"]);
+}
+
+#[test]
+fn adapters_are_listed_switched_and_compared_in_one_conversation() {
+    let adapters = [("sql", "runs/sql/final"), ("life", "runs/life/final")];
+    let mut chat = Harness::with_adapters(&["runs/base/final"], &adapters, true);
+    let loaded = |effect: &Effect| match effect {
+        Effect::Load { slot, model } => Some((*slot, model.clone())),
+        _ => None,
+    };
+    let loaded: Vec<(usize, String)> = chat.effects.iter().filter_map(loaded).collect();
+    let wanted = [(0, "runs/base/final"), (1, "runs/sql/final"), (2, "runs/life/final")];
+    assert_eq!(loaded, wanted.map(|(slot, model)| (slot, model.to_owned())));
+
+    // The first adapter answers, and the last line tells its name.
+    chat.say("one");
+    chat.answer("first");
+    assert!(chat.frame(90, 20).contains("adapter sql"), "{}", chat.frame(90, 20));
+    chat.say("/adapter");
+    let list = chat.frame(90, 20);
+    assert!(list.contains("> sql  runs/sql/final") && list.contains("  off  runs/base/final"), "{list}");
+    chat.key("esc");
+
+    chat.say("/adapter life");
+    chat.say("two");
+    chat.answer("second");
+    chat.say("/adapter off");
+    assert!(!chat.frame(90, 20).contains("adapter"), "{}", chat.frame(90, 20));
+    chat.say("three");
+    chat.answer("third");
+    assert_eq!(chat.requests().iter().map(|request| request.slot).collect::<Vec<_>>(), [1, 2, 0]);
+    assert_eq!(texts(chat.requests()[2]), ["one", "first", "two", "second", "three"]);
+
+    // A judgement names the folder of the adapter that wrote the answer.
+    chat.key("alt-up");
+    chat.key("alt-up");
+    chat.key("alt-up");
+    chat.say("/good");
+    let Verdict::Thumb { answer, .. } = &chat.judgements()[0].verdict else { panic!("no thumb") };
+    assert_eq!((answer.text.as_str(), answer.model.as_deref()), ("second", Some("runs/life/final")));
+
+    chat.say("/adapter other");
+    assert!(chat.frame(90, 20).contains("there is no adapter other: /adapter takes off, sql, life"));
+    chat.say("/compare sql life");
+    chat.say("four");
+    let slots: Vec<usize> = chat.requests()[3..].iter().map(|request| request.slot).collect();
+    assert_eq!(slots, [1, 2]);
+
+    let mut chat = Harness::new(&["m"], true);
+    chat.say("/adapter sql");
+    assert!(chat.frame(90, 20).contains("start the chat with --model DIR --adapter DIR"));
 }
 
 #[test]

@@ -369,7 +369,11 @@ impl ChatScreen {
             Mode::Normal => "  NORMAL",
         };
         let (temperature, seed) = (self.sampling.temperature, self.sampling.seed);
-        let mut parts = format!("{rate}{context}  T {temperature}  seed {seed}{mode}");
+        let adapter = match (&self.compare, &self.slots[self.current].adapter) {
+            (None, Some(_)) => format!("  adapter {}", self.slots[self.current].name()),
+            _ => String::new(),
+        };
+        let mut parts = format!("{rate}{context}  T {temperature}  seed {seed}{adapter}{mode}");
         if text::width(&parts) + 24 > width {
             parts = format!("{rate}{context}{mode}");
         }

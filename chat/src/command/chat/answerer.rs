@@ -15,7 +15,9 @@ use inference::request::{FinishReason, Request};
 use inference::sample::SamplingParams;
 use inference::scheduler::Order;
 use inference::session::Session;
+use inference::shared_weights::SharedWeights;
 use models::causal_lm::CausalLm;
+use parallel::LocalRank;
 use tui::chat::event::{ContextPolicy, Sampling};
 use tui::line::Statistics;
 
@@ -79,17 +81,27 @@ pub(super) enum Answerer {
 }
 
 impl Answerer {
-    /// Loads the model of a folder or hub name, or connects to an endpoint.
-    pub(super) fn load(source: &ModelSource, speculation: &Speculation) -> anyhow::Result<Self> {
+    /// Loads the model of a folder or hub name, or connects to an endpoint. Models of one base share their
+    /// `weights`.
+    pub(super) fn load(
+        source: &ModelSource,
+        speculation: &Speculation,
+        weights: &mut SharedWeights,
+    ) -> anyhow::Result<Self> {
         if is_endpoint(&source.model) {
             return Ok(Self::Remote(RemoteModel::connect(&source.model)?));
         }
-        let session = Box::new(session::causal_lm(source)?);
+        let (session, trunk) = session::causal_lm_on(weights, source, LocalRank::SINGLE)?;
         // A chat needs a tokenizer, and a template in it.
         session.tokenizer()?.encode_prompt(&[Message::user("?")])?;
+        weights.keep(trunk);
         let speculative_tokens = speculation.tokens;
-        let engine = OwnEngine { engine: None, speculative_tokens, draft: speculation.load_draft()? };
-        Ok(Self::Local { session, engine: Box::new(engine), summary: None })
+        let engine = OwnEngine {
+            engine: None,
+            speculative_tokens,
+            draft: weights.draft(|| speculation.load_draft())?,
+        };
+        Ok(Self::Local { session: Box::new(session), engine: Box::new(engine), summary: None })
     }
 
     /// The context length in tokens, if known.

@@ -8,6 +8,7 @@ use std::io::{self, IsTerminal, Read, Stderr, Stdout};
 use std::ops::ControlFlow;
 
 use datasets::Message;
+use inference::shared_weights::SharedWeights;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::json;
@@ -17,6 +18,7 @@ use tui::terminal::Environment;
 
 use super::answerer::{Answerer, Question, Update};
 use super::sessions::Sessions;
+use crate::adapters;
 use crate::args::ChatArgs;
 use crate::config::ConfigError;
 use crate::console;
@@ -63,7 +65,9 @@ impl Conversation {
         policy: ContextPolicy,
     ) -> anyhow::Result<Self> {
         let source = arguments.model.source();
-        let model = Answerer::load(&source, &arguments.speculation.speculation(&source))?;
+        let speculation = arguments.speculation.speculation(&source);
+        let source = adapters::one_model(source, arguments.adapter.first().map(String::as_str))?;
+        let model = Answerer::load(&source, &speculation, &mut SharedWeights::default())?;
         let ignore_eos = arguments.sampling.ignore_eos;
         let system = arguments.system.clone();
         let history = Vec::new();

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use datasets::{Message, Role};
 use inference::session::Session;
+use inference::shared_weights::SharedWeights;
 use models::scalar_model::ScalarModel;
+use parallel::LocalRank;
 use tui::chat::conversation::{self, TurnId};
 use tui::chat::event::{Against, Event, ModelEvent, Notice, Request, TokenReport};
 use tui::line::Statistics;
@@ -90,6 +92,7 @@ impl Worker {
         let mut models = Models {
             setup,
             answerers: HashMap::new(),
+            weights: SharedWeights::default(),
             reward: None,
             reference: None,
             events,
@@ -131,6 +134,7 @@ impl Worker {
 struct Models {
     setup: WorkerSetup,
     answerers: HashMap<usize, (String, Answerer)>,
+    weights: SharedWeights,
     reward: Option<(String, Session<ScalarModel>)>,
     reference: Option<(String, Session<models::causal_lm::CausalLm>)>,
     events: Sender<Event>,
@@ -206,7 +210,8 @@ impl Models {
 
     fn load(&mut self, slot: usize, model: &str) -> anyhow::Result<()> {
         self.tell(ModelEvent::Loading { slot, note: "reading the weights".to_owned() });
-        let answerer = Answerer::load(&self.source(model)?, &self.setup.speculation)?;
+        let source = self.source(model)?;
+        let answerer = Answerer::load(&source, &self.setup.speculation, &mut self.weights)?;
         self.tell(ModelEvent::Loaded { slot, context: answerer.context(), detail: answerer.detail() });
         self.answerers.insert(slot, (model.to_owned(), answerer));
         Ok(())
@@ -278,7 +283,8 @@ impl Models {
         let wanted = wanted.context("name a reward model: /reward DIR, or start with --reward-model DIR")?;
         if self.reward.as_ref().is_none_or(|(name, _)| *name != wanted) {
             self.notice(format!("loading the reward model {wanted}"));
-            self.reward = Some((wanted.clone(), session::scalar_model(&self.source(&wanted)?)?));
+            self.reward =
+                Some((wanted.clone(), session::scalar_model_on(&self.weights, &self.source(&wanted)?)?));
         }
         let (_, session) = self.reward.as_ref().expect("it was loaded above");
         let ids = session.tokenizer()?.encode_scored(messages)?;
@@ -305,7 +311,9 @@ impl Models {
             let wanted = wanted.context("name the reference: /kl DIR, or start with --reference DIR")?;
             if self.reference.as_ref().is_none_or(|(name, _)| *name != wanted) {
                 self.notice(format!("loading the reference {wanted}"));
-                self.reference = Some((wanted.clone(), session::causal_lm(&self.source(&wanted)?)?));
+                let source = self.source(&wanted)?;
+                let (session, _) = session::causal_lm_on(&self.weights, &source, LocalRank::SINGLE)?;
+                self.reference = Some((wanted.clone(), session));
             }
         }
         let (name, answerer) = self.answerers.get(&slot).context("this model is not loaded")?;

@@ -21,6 +21,7 @@ use eval::page::Table;
 use eval::request::LanguageModel;
 use eval::request_set::Progress;
 use eval::response_cache::ResponseCache;
+use inference::shared_weights::SharedWeights;
 use parallel::LocalRank;
 use serde_json::{Value, json};
 use text::number::counted;
@@ -82,8 +83,9 @@ fn answers(
 
     let mut cache = folder.responses(ANSWER_CACHE)?;
     let mut sheets = Vec::with_capacity(plan.models.len() + plan.files.len());
+    let mut weights = SharedWeights::default();
     for candidate in &plan.models {
-        let mut model = candidate.open(&arguments.host.host(), LocalRank::SINGLE)?;
+        let mut model = candidate.open(&arguments.host.host(), LocalRank::SINGLE, &mut weights)?;
         let mut progress = RequestProgress::of(candidate);
         let found = answer(model.as_mut(), &plan.questions, &settings, &mut cache, &mut |turn, state| {
             progress.show(&format!("{}, turn {turn}", candidate.name), state);
@@ -113,7 +115,8 @@ fn judged(
     folder: &OutputFolder,
     sheets: &[AnswerSheet],
 ) -> anyhow::Result<(Vec<Rated>, Vec<Comparison>)> {
-    let mut model = plan.judge.open(&arguments.host.host(), LocalRank::SINGLE)?;
+    let mut weights = SharedWeights::default();
+    let mut model = plan.judge.open(&arguments.host.host(), LocalRank::SINGLE, &mut weights)?;
     let mut bench = Bench {
         cache: folder.responses(JUDGE_CACHE)?,
         model: model.as_mut(),

@@ -23,7 +23,6 @@ use tui::terminal::{Environment, Mode};
 use crate::args::EvalRmArgs;
 use crate::config::ConfigError;
 use crate::console::{print, print_stderr, table};
-use crate::evaluation::model::short_name;
 use crate::evaluation::output::{self, OutputFolder};
 use crate::feedback::timestamp::Timestamp;
 use crate::model_folder;
@@ -40,7 +39,7 @@ const SCORE_CACHE: &str = "score_responses.jsonl";
 pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let folder = model_folder::find(&arguments.model)?;
-    let name = short_name(Path::new(&arguments.model));
+    let name = model_folder::short_name(Path::new(&arguments.model));
     let files = read(arguments)?;
     let curve = arguments.run.as_deref().map(|run| curve(run, arguments.gold.as_deref())).transpose()?;
     let settings = settings(arguments, &name);
