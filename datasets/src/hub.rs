@@ -54,7 +54,8 @@ impl HubSettings {
     /// cache or the hub.
     ///
     /// A text that denotes a local folder is never looked up in the hub: a text that begins with `/`, `.` or
-    /// `~` or ends in `/`, that has one part or more than two, or whose first part is an existing folder.
+    /// `~` or ends in `/`, that has one part or more than two, or whose first part is an existing folder. A
+    /// commit does not change, so one that the cache has is not asked for again.
     pub fn resolve(&self, model: &str) -> Result<PathBuf> {
         let path = Path::new(model);
         if path.is_dir() {
@@ -67,7 +68,23 @@ impl HubSettings {
             hint: local::hint(model, false),
         })?;
         let cache = CacheFolder::new(&self.cache, &name);
-        if self.offline { self.cached(&name, &cache) } else { self.download(&name, &cache) }
+        if self.offline {
+            return self.cached(&name, &cache);
+        }
+        let kept = is_commit(&name.revision).then(|| self.cached(&name, &cache).ok()).flatten();
+        kept.map_or_else(|| self.download(&name, &cache), Ok)
+    }
+
+    /// The name `owner/name` and the commit of the model that lies in a folder of the cache; `None` for any
+    /// other folder.
+    pub fn cached_model(&self, folder: &Path) -> Option<(String, String)> {
+        let parts: Vec<&str> =
+            folder.strip_prefix(&self.cache).ok()?.iter().map(|part| part.to_str()).collect::<Option<_>>()?;
+        let [repository, "snapshots", commit] = parts[..] else { return None };
+        let id = repository.strip_prefix("models--")?.replacen("--", "/", 1);
+        let name = RepositoryName::parse(Kind::Model, &id)?;
+        let is_own = is_commit(commit) && CacheFolder::new(&self.cache, &name).snapshot(commit) == folder;
+        is_own.then(|| (id, commit.to_owned()))
     }
 
     fn cached(&self, name: &RepositoryName, cache: &CacheFolder) -> Result<PathBuf> {
@@ -213,6 +230,11 @@ impl Snapshot<'_> {
 /// The folder of a model, with the settings of this process; see [`HubSettings::resolve`].
 pub fn resolve(model: &str) -> Result<PathBuf> {
     HubSettings::from_process().resolve(model)
+}
+
+/// What [`HubSettings::cached_model`] returns with the settings of this process.
+pub fn cached_model(folder: &Path) -> Option<(String, String)> {
+    HubSettings::from_process().cached_model(folder)
 }
 
 /// Whether a text is the name `owner/name[@revision]` of a dataset. Such a name is a plain path of two folders.

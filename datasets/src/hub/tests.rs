@@ -161,9 +161,17 @@ fn a_sharded_model_is_fetched_once_and_then_found_offline() {
     let requests = hub.requests.lock().unwrap().clone();
     assert!(requests.iter().all(|request| request.ends_with("Bearer secret")), "{requests:?}");
     assert_eq!(fs::read_to_string(cache.path().join("models--owner--tiny/refs/main")).unwrap(), COMMIT);
-    // A second time only the list of files is asked for.
+    // A second time only the list of files is asked for, and nothing of a commit.
     settings.resolve("owner/tiny").unwrap();
     assert_eq!(hub.requests.lock().unwrap().len(), requests.len() + 1);
+    assert_eq!(settings.resolve(&format!("owner/tiny@{COMMIT}")).unwrap(), folder);
+    assert_eq!(hub.requests.lock().unwrap().len(), requests.len() + 1);
+    assert_eq!(settings.cached_model(&folder), Some(("owner/tiny".to_owned(), COMMIT.to_owned())));
+    for other in
+        [cache.path(), folder.parent().unwrap(), folder.join("config.json").as_path(), Path::new("/tmp")]
+    {
+        assert_eq!(settings.cached_model(other), None);
+    }
     settings.offline = true;
     settings.endpoint = "http://127.0.0.1:1".to_owned();
     assert_eq!(settings.resolve("owner/tiny").unwrap(), folder);
