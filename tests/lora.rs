@@ -168,6 +168,58 @@ fn every_command_takes_the_folder_of_an_adapter() {
     scratch.run("generate --model lora --prompt hello").fails(2, &words);
 }
 
+#[test]
+fn an_adapter_is_refused_on_other_weights_than_its_own() {
+    let scratch = copied();
+    let lora = "--set model.lora.r=4 --set train.steps=2";
+    scratch.run(&format!("sft --config life/sft/run.toml --set out=lora {lora}")).succeeds();
+    let init = "model init life/base/final/config.json --tokenizer life/tokenizer";
+    scratch.run(&format!("{init} --seed 9 --out other")).succeeds();
+    let belongs_to = |base: &str| {
+        let mut file = json(&scratch, "lora/final/adapter_config.json");
+        file["base_model_name_or_path"] = scratch.path(base).to_str().unwrap().into();
+        scratch.write("lora/final/adapter_config.json", &file.to_string());
+    };
+    let generate = "generate --model lora --prompt hello --max-new-tokens 4";
+
+    copy(&scratch.path("life/base/final"), &scratch.path("moved"));
+    belongs_to("moved");
+    scratch.run(generate).succeeds();
+    // The hash is of the files, however they are held.
+    let next = "sft --config life/sft/run.toml --set model.path=lora/final --set train.steps=2";
+    let held = "--set model.dtype=bfloat16 --set model.quantize=nf4";
+    scratch.run(&format!("{next} {held} --set out=next")).succeeds();
+    let header = |path: &str| {
+        let bytes = std::fs::read(adapter(&scratch, path)).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        header["__metadata__"]["colossal_chat.base_hash"].clone()
+    };
+    let hash = header("lora");
+    assert_eq!(hash.as_str().unwrap().len(), 64);
+    assert_eq!(header("next"), hash);
+
+    belongs_to("other");
+    let file = scratch.path("lora/final/adapter_model.safetensors");
+    let words = [
+        "lora/final/adapter_model.safetensors",
+        "other weights",
+        hash.as_str().unwrap(),
+        "base_model_name_or_path",
+    ];
+    for line in [generate, &format!("{next} --set out=no"), "model merge lora/final --out merged"] {
+        scratch.run(line).fails(3, &words);
+    }
+
+    // An adapter of PEFT has no hash, and gets one when it is trained on.
+    let text = std::fs::read(&file).unwrap();
+    let at = text.windows(9).position(|word| word == b"base_hash").unwrap();
+    std::fs::write(&file, [&text[..at], b"some_text", &text[at + 9..]].concat()).unwrap();
+    scratch.run(generate).succeeds();
+    scratch.run(&format!("{next} --set out=peft")).succeeds();
+    assert!(header("peft").is_string() && header("peft") != hash);
+}
+
 /// Four models that are adapters of one folder share its weights; of two folders with the same files, they do
 /// not. The numbers are the same.
 #[test]

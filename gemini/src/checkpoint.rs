@@ -133,7 +133,7 @@ pub fn save_state<S: Serialize>(folder: &Path, engine: &Engine, extra: &S) -> Re
         engine.groups().expert_data_parallel().rank(),
         pipeline_expert_group,
     )?;
-    safetensors_file::write(&folder.join(OPTIMIZER), &named, role, pipeline_expert_group)?;
+    safetensors_file::write(&folder.join(OPTIMIZER), &named, &[], role, pipeline_expert_group)?;
     if !writes {
         return Ok(());
     }

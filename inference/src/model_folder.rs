@@ -22,7 +22,8 @@ pub struct ModelFolder {
 
 impl ModelFolder {
     /// The model of a folder. If it holds an adapter, the model that its `adapter_config.json` names is found
-    /// too: a folder, or a hub name, which is downloaded if needed.
+    /// too: a folder, or a hub name, which is downloaded if needed. It has to have the weights that the
+    /// adapter was trained on.
     pub fn open(path: PathBuf) -> Result<Self, Error> {
         if !AdapterFolder::is_one(&path) {
             return Ok(Self { path, base: None });
@@ -48,6 +49,7 @@ impl ModelFolder {
             let fix = "this is an adapter itself: merge it into its model, and name that one";
             return Err(refuse(format!("{name:?}"), fix).into());
         }
+        AdapterFolder::open_on(&path, &base)?;
         Ok(Self { path, base: Some(base) })
     }
 
@@ -96,7 +98,7 @@ impl ModelFolder {
     pub fn check_weights(&self) -> Result<(), models::Error> {
         let Some(base) = &self.base else { return WeightFolder::open(&self.path).map(drop) };
         WeightFolder::open(base)?;
-        AdapterFolder::open(&self.path).map(drop)
+        AdapterFolder::open_on(&self.path, base).map(drop)
     }
 
     /// Loads the language model. Of an adapter, `options` say whether it is trained; its base is frozen.
@@ -147,12 +149,12 @@ impl Trunk {
         if folder.base.is_none() {
             return self.model.share();
         }
-        self.model.with_adapter(&mut AdapterFolder::open(&folder.path)?, trainable)
+        self.model.with_adapter(&mut AdapterFolder::open_on(&folder.path, &self.path)?, trainable)
     }
 
     /// The reward model of an adapter folder that belongs to these weights.
     pub fn scalar_model(&self, folder: &ModelFolder, trainable: bool) -> Result<ScalarModel, models::Error> {
-        ScalarModel::with_adapter(&self.model, &mut AdapterFolder::open(&folder.path)?, None, trainable)
+        ScalarModel::with_adapter(&self.model, &mut AdapterFolder::open_on(&folder.path, &self.path)?, None, trainable)
     }
 
     /// A new adapter on these weights, as [`CausalLm::with_new_adapter`] makes it.

@@ -29,7 +29,7 @@ use crate::config::Config;
 use crate::forward_context::ForwardContext;
 use crate::linear::Linear;
 use crate::lora::LoraPlan;
-use crate::lora::folder::{self, AdapterParameters};
+use crate::lora::folder::{self, AdapterParameters, AdapterSettings};
 use crate::model_parallel::ModelParallel;
 use crate::norm::Norm;
 use crate::quantize::{Quantization, QuantizedSource, QuantizedWeights};
@@ -249,11 +249,12 @@ impl Decoder {
             );
         };
         let architecture = self.architecture();
-        let file = lora.plan.file(&lora.adapted, architecture.names.layers);
+        let file = lora.plan.saved_file(&lora.adapted, architecture.names.layers);
         let text = file.to_json(head == HeadKind::Scalar, architecture.is_conv1d);
         let own = (0..self.parts.len()).filter(|&index| self.parts[index].is_own()).collect();
         let parameters = AdapterParameters { all: &self.parameters, own, residency: self.residency() };
-        folder::save(folder, (config, &text), parameters, replica, pipeline_expert_group)
+        let settings = AdapterSettings { config, text: &text, base_hash: file.base_hash.as_deref() };
+        folder::save(folder, &settings, parameters, replica, pipeline_expert_group)
     }
 
     /// The dtype of the hidden states.

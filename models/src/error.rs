@@ -86,6 +86,23 @@ pub enum Error {
         /// What to do.
         fix: String,
     },
+    /// An adapter was trained on other weights than those that it is put on.
+    #[error(
+        "{}: the adapter was trained on other weights than those of {}: their hash is {expected}, and here it is {got}; \
+         let `base_model_name_or_path` in its adapter_config.json name the model that it was trained on, or train it \
+         again",
+        path.display(), base.display()
+    )]
+    OtherBase {
+        /// The file of the adapter.
+        path: PathBuf,
+        /// The folder of the model.
+        base: PathBuf,
+        /// The hash that the adapter names.
+        expected: String,
+        /// The hash of the weights in the folder.
+        got: String,
+    },
     /// A weight is not finite.
     #[error(
         "{}: the tensor `{name}` holds {found}: the weights are damaged, or the run that produced them diverged; \

@@ -4,6 +4,7 @@
 //! Tensors are read one at a time, so loading needs memory for the model and one more copy of its largest
 //! tensor. This module knows nothing about architectures.
 
+mod content_hash;
 mod names;
 mod read;
 mod write;

@@ -35,7 +35,7 @@ const QUANTIZATIONS: [Quantization; 2] = [Quantization::Nf4, Quantization::Int8]
 
 fn plan(use_dora: bool) -> Arc<LoraPlan> {
     let lora = LoraConfig { r: 4, lora_alpha: 6.0, use_dora, ..LoraConfig::default() };
-    let file = AdapterFile { lora, base: Some("base".to_owned()), revision: None };
+    let file = AdapterFile { lora, base: Some("base".to_owned()), revision: None, base_hash: None };
     Arc::new(file.plan("test").unwrap())
 }
 
@@ -261,7 +261,8 @@ fn what_cannot_be_quantised_is_refused_by_name() {
     assert!(refused("mixtral", &nf4).contains("experts"));
 
     let lora = LoraConfig { modules_to_save: Some(vec!["o_proj".to_owned()]), ..LoraConfig::default() };
-    let plan = Arc::new(AdapterFile { lora, base: None, revision: None }.plan("test").unwrap());
+    let plan =
+        Arc::new(AdapterFile { lora, base: None, revision: None, base_hash: None }.plan("test").unwrap());
     let base = trunk("llama", None, Quantization::Nf4);
     let error = base.with_new_adapter(&plan, 1, true).unwrap_err().to_string();
     assert!(error.contains("o_proj` is quantised") && error.contains("`modules_to_save`"), "{error}");

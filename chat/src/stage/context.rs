@@ -12,6 +12,7 @@ use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::decoder;
 use models::lora::{AdapterFile, AdapterFolder, LoraPlan};
+use models::weights::WeightFolder;
 use parallel::{Axis, Mesh, ProcessGroups, Transport, memory};
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
@@ -184,8 +185,15 @@ pub(super) fn first_adapter(
                        out, or merge the adapter first with `model merge`";
         return Err(refused("model.lora", message));
     }
-    let base = std::path::absolute(folder.path()).unwrap_or_else(|_| folder.path().to_owned());
-    let file = AdapterFile { lora: lora.clone(), base: Some(base.display().to_string()), revision: None };
+    let (base, revision) = match datasets::hub::cached_model(folder.path()) {
+        Some((name, commit)) => (name, Some(commit)),
+        None => {
+            let path = std::path::absolute(folder.path()).unwrap_or_else(|_| folder.path().to_owned());
+            (path.display().to_string(), None)
+        }
+    };
+    let base_hash = Some(WeightFolder::open(folder.path())?.content_hash()?);
+    let file = AdapterFile { lora: lora.clone(), base: Some(base), revision, base_hash };
     Ok(Some(Arc::new(file.plan("[model.lora]")?)))
 }
 

@@ -509,7 +509,7 @@ impl PolicyTrunk {
         match trunk.filter(|trunk| trunk.place.holds(folder, true, options.kind)) {
             None if options.trainable => rm::load(folder, None, seed, options),
             None => folder.scalar_model(options),
-            Some(trunk) => trunk.weights.scalar_model(folder, options.trainable),
+            Some(trunk) => trunk.weights.scalar_model(folder, None, options.trainable),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! stage itself checks them: `config.json`, the headers of the weight files, the tokenizer with its template,
 //! every row, and whether lengths and token ids fit the models. A folder that an earlier stage will write is
 //! described by the model that this stage starts from. The checks of a stage are in its own file; here is
-//! what they share. Nothing here reads weights or writes files.
+//! what they share. Nothing here loads weights or writes files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

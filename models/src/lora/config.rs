@@ -201,6 +201,16 @@ impl LoraPlan {
         &self.file.lora
     }
 
+    /// The settings, and the model that they are for.
+    pub fn file(&self) -> &AdapterFile {
+        &self.file
+    }
+
+    /// Sets the hash of the weights that the adapter is trained on.
+    pub(crate) fn set_base_hash(&mut self, hash: String) {
+        self.file.base_hash = Some(hash);
+    }
+
     /// What is saved of an adapter on the linear layers `adapted`: the settings with the names of layers in
     /// place of a word for all, because PEFT would take other layers for it.
     pub(crate) fn file(&self, adapted: &[String], layers: &str) -> AdapterFile {
@@ -339,7 +349,7 @@ fn ends_with_one(module: &str, names: &[String]) -> bool {
     names.iter().any(ends_with)
 }
 
-/// The content of an `adapter_config.json`.
+/// The content of an `adapter_config.json`, and which weights it belongs to.
 #[derive(Clone, Debug)]
 pub struct AdapterFile {
     /// The settings of the adapters.
@@ -348,6 +358,11 @@ pub struct AdapterFile {
     pub base: Option<String>,
     /// The revision of that model on the hub.
     pub revision: Option<String>,
+    /// The hash of that model's weights ([`WeightFolder::content_hash`]). It is kept beside the weights of
+    /// the adapter, because PEFT warns of a key that it does not know.
+    ///
+    /// [`WeightFolder::content_hash`]: crate::weights::WeightFolder::content_hash
+    pub base_hash: Option<String>,
 }
 
 impl AdapterFile {
@@ -383,7 +398,7 @@ impl AdapterFile {
             return Err(refused(origin, key, value.to_string(), fix));
         }
         let lora: LoraConfig = serde_json::from_value(Value::Object(map)).map_err(json)?;
-        Ok(Self { lora, base, revision })
+        Ok(Self { lora, base, revision, base_hash: None })
     }
 
     /// The text of an `adapter_config.json` for PEFT. `is_classifier` says that the model has a scalar head.
@@ -488,7 +503,8 @@ mod tests {
             layers_to_transform: Some(vec![1, 2]),
             ..LoraConfig::default()
         };
-        let plan = AdapterFile { lora, base: None, revision: None }.plan("run.toml").unwrap();
+        let plan =
+            AdapterFile { lora, base: None, revision: None, base_hash: None }.plan("run.toml").unwrap();
         let has = |module: &str| target(&plan, module).is_some();
         assert!(has("model.layers.1.self_attn.v_proj") && has("model.layers.2.self_attn.q_proj"));
         assert!(!has("model.layers.0.self_attn.q_proj"), "of another block");
@@ -529,7 +545,8 @@ mod tests {
     fn a_module_that_two_patterns_match_is_refused() {
         let rank_pattern = [("q_proj".to_owned(), 4), (".*_proj".to_owned(), 2)].into();
         let lora = LoraConfig { rank_pattern, ..LoraConfig::default() };
-        let plan = AdapterFile { lora, base: None, revision: None }.plan("run.toml").unwrap();
+        let plan =
+            AdapterFile { lora, base: None, revision: None, base_hash: None }.plan("run.toml").unwrap();
         let module = "model.layers.0.self_attn.q_proj";
         let error = plan.target(module, Some(0), false).unwrap_err().to_string();
         assert!(

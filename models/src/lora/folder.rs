@@ -2,7 +2,8 @@
 //!
 //! A tensor is called `base_model.model.` and then what the module is called in the model's own checkpoint:
 //! `...q_proj.lora_A.weight` `[r, in]`, `...q_proj.lora_B.weight` `[out, r]`,
-//! `...q_proj.lora_magnitude_vector` `[out]`, and `....weight` of a module that was trained whole.
+//! `...q_proj.lora_magnitude_vector` `[out]`, and `....weight` of a module that was trained whole. The
+//! metadata of the file have the hash of the weights that the adapter was trained on.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,11 +26,13 @@ pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 /// What PEFT puts before the names of modules.
 const PREFIX: &str = "base_model.model.";
 
+/// The key of the metadata that has the hash of the base's weights.
+const BASE_HASH: &str = "colossal_chat.base_hash";
+
 /// A folder with an adapter.
 #[derive(Debug)]
 pub struct AdapterFolder {
     path: PathBuf,
-    file: AdapterFile,
     plan: Arc<LoraPlan>,
     weights: WeightFolder,
 }
@@ -37,10 +40,24 @@ pub struct AdapterFolder {
 impl AdapterFolder {
     /// Opens a folder and checks its settings and the header of its weights.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let file = AdapterFile::from_folder(path)?;
-        let plan = Arc::new(file.plan(&path.join(ADAPTER_CONFIG).display().to_string())?);
         let weights = WeightFolder::open_file(path, ADAPTER_WEIGHTS)?;
-        Ok(Self { path: path.to_owned(), file, plan, weights })
+        let base_hash = weights.metadata(BASE_HASH).map(str::to_owned);
+        let file = AdapterFile { base_hash, ..AdapterFile::from_folder(path)? };
+        let plan = Arc::new(file.plan(&path.join(ADAPTER_CONFIG).display().to_string())?);
+        Ok(Self { path: path.to_owned(), plan, weights })
+    }
+
+    /// Opens a folder with an adapter of the model in the folder `base`. An adapter that PEFT has written
+    /// does not say which weights it belongs to; what is saved of it from here on does.
+    pub fn open_on(path: &Path, base: &Path) -> Result<Self, Error> {
+        let mut folder = Self::open(path)?;
+        let got = WeightFolder::open(base)?.content_hash()?;
+        if let Some(expected) = folder.file().base_hash.clone().filter(|expected| *expected != got) {
+            let (path, base) = (path.join(ADAPTER_WEIGHTS), base.to_owned());
+            return Err(Error::OtherBase { path, base, expected, got });
+        }
+        Arc::make_mut(&mut folder.plan).set_base_hash(got);
+        Ok(folder)
     }
 
     /// Whether a folder holds an adapter, and not a model.
@@ -55,7 +72,7 @@ impl AdapterFolder {
 
     /// The settings.
     pub fn file(&self) -> &AdapterFile {
-        &self.file
+        self.plan.file()
     }
 
     /// The compiled settings.
@@ -99,6 +116,16 @@ impl AdapterFolder {
     }
 }
 
+/// The settings of an adapter that is saved.
+pub(crate) struct AdapterSettings<'a> {
+    /// The configuration of the model.
+    pub(crate) config: &'a Config,
+    /// The text of `adapter_config.json`.
+    pub(crate) text: &'a str,
+    /// The hash of the weights that the adapter was trained on.
+    pub(crate) base_hash: Option<&'a str>,
+}
+
 /// The parameters of a model with an adapter.
 pub(crate) struct AdapterParameters<'a> {
     /// All of this rank's parameters.
@@ -112,7 +139,7 @@ pub(crate) struct AdapterParameters<'a> {
 /// together holds all parameters, calls it; its first rank writes, in replica 0 of the model.
 pub(crate) fn save(
     folder: &Path,
-    (config, adapter_config): (&Config, &str),
+    settings: &AdapterSettings<'_>,
     AdapterParameters { all, own, residency }: AdapterParameters<'_>,
     replica: usize,
     pipeline_expert_group: &ProcessGroup,
@@ -133,10 +160,12 @@ pub(crate) fn save(
     if writes {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_owned(), source })?;
     }
-    safetensors_file::write(&folder.join(ADAPTER_WEIGHTS), &tensors, role, pipeline_expert_group)?;
+    let metadata: Vec<(&str, &str)> = settings.base_hash.iter().map(|hash| (BASE_HASH, *hash)).collect();
+    let path = folder.join(ADAPTER_WEIGHTS);
+    safetensors_file::write(&path, &tensors, &metadata, role, pipeline_expert_group)?;
     if writes {
-        safetensors_file::write_bytes(&folder.join("config.json"), config.to_json().as_bytes())?;
-        safetensors_file::write_bytes(&folder.join(ADAPTER_CONFIG), adapter_config.as_bytes())?;
+        safetensors_file::write_bytes(&folder.join("config.json"), settings.config.to_json().as_bytes())?;
+        safetensors_file::write_bytes(&folder.join(ADAPTER_CONFIG), settings.text.as_bytes())?;
     }
     Ok(())
 }

@@ -39,6 +39,16 @@ impl WeightFolder {
         Ok(Self { path: folder.to_owned(), files, used: BTreeSet::new(), resized_vocab: None })
     }
 
+    /// The files.
+    pub(super) fn files(&self) -> impl Iterator<Item = &TensorFile> {
+        self.files.iter().map(|file| &**file)
+    }
+
+    /// The text under a key of the files' metadata, if one of them has it.
+    pub(crate) fn metadata(&self, key: &str) -> Option<&str> {
+        self.files().find_map(|file| file.metadata(key))
+    }
+
     /// The paths of the weight files of a folder.
     pub fn paths(folder: &Path) -> Result<Vec<PathBuf>, Error> {
         Ok(file_names(folder)?.iter().map(|name| folder.join(name)).collect())

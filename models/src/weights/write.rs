@@ -68,6 +68,7 @@ fn save_in_shards(
         safetensors_file::write(
             &folder.join(&file),
             &named.collect::<Vec<_>>(),
+            &[],
             role,
             pipeline_expert_group,
         )?;

@@ -8,8 +8,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::element::{DTYPES, index_of};
@@ -28,6 +29,7 @@ pub struct TensorFile {
     path: PathBuf,
     file: File,
     entries: BTreeMap<String, Entry>,
+    metadata: BTreeMap<String, String>,
 }
 
 /// The checked header entry of a tensor; offsets count from the start of the file.
@@ -71,7 +73,7 @@ impl TensorFile {
         }
         let mut header = vec![0; length as usize];
         file.read_exact_at(&mut header, 8).map_err(io)?;
-        let Header(raw_entries) = serde_json::from_slice(&header)
+        let Header { entries: raw_entries, metadata } = serde_json::from_slice(&header)
             .map_err(|source| malformed(format!("its header cannot be read: {source}")))?;
         drop(header);
 
@@ -86,12 +88,17 @@ impl TensorFile {
         if size < end {
             return Err(truncated(end, size));
         }
-        Ok(Self { path: path.to_owned(), file, entries })
+        Ok(Self { path: path.to_owned(), file, entries, metadata })
     }
 
     /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The text under a key of the file's metadata, if it has one.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.metadata.get(key).map(String::as_str)
     }
 
     /// The names of the tensors, in alphabetical order.
@@ -112,6 +119,15 @@ impl TensorFile {
     /// The bytes that a tensor takes in the file, if the file has it.
     pub fn num_bytes(&self, name: &str) -> Option<u64> {
         self.entries.get(name).map(|entry| entry.end - entry.start)
+    }
+
+    /// Reads bytes of the tensor `name` as they lie in the file, from its byte `start` on.
+    pub fn read_bytes(&self, name: &str, start: u64, target: &mut [u8]) -> Result<(), Error> {
+        let (path, missing) = (|| self.path.clone(), || name.to_owned());
+        let entry = self.entries.get(name).ok_or_else(|| Error::Missing { path: path(), name: missing() })?;
+        self.file
+            .read_exact_at(target, entry.start + start)
+            .map_err(|source| Error::Io { path: path(), source })
     }
 
     /// Reads this rank's shard of the tensor `name`, whose full shape is `shape`, in the dtype of the file.
@@ -226,8 +242,12 @@ impl TensorFile {
     }
 }
 
-/// The header: the entries by tensor name. It is parsed entry by entry, because it may have 100 MB.
-struct Header(BTreeMap<String, RawEntry>);
+/// The header: the entries by tensor name, and the texts about the file. It is parsed entry by entry, because
+/// it may have 100 MB.
+struct Header {
+    entries: BTreeMap<String, RawEntry>,
+    metadata: BTreeMap<String, String>,
+}
 
 /// The unchecked header entry of a tensor.
 #[derive(Deserialize)]
@@ -253,10 +273,10 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-        let mut entries = BTreeMap::new();
+        let (mut entries, mut metadata) = (BTreeMap::new(), BTreeMap::new());
         while let Some(name) = map.next_key::<String>()? {
             if name == "__metadata__" {
-                map.next_value::<IgnoredAny>()?;
+                metadata = texts(map.next_value()?);
                 continue;
             }
             let entry = map.next_value::<RawEntry>()?;
@@ -265,8 +285,15 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             }
             entries.insert(name, entry);
         }
-        Ok(Header(entries))
+        Ok(Header { entries, metadata })
     }
+}
+
+/// The texts among the metadata of a file. safetensors allows no others, and what is not known is passed
+/// over.
+fn texts(metadata: Value) -> BTreeMap<String, String> {
+    let Value::Object(metadata) = metadata else { return BTreeMap::new() };
+    metadata.into_iter().filter_map(|(key, value)| Some((key, value.as_str()?.to_owned()))).collect()
 }
 
 impl RawEntry {
@@ -354,6 +381,14 @@ mod tests {
             assert!(error.contains(words), "{header}: {error}");
         }
         assert!(with_header("[1]").unwrap_err().contains("an object of tensors"));
+    }
+
+    #[test]
+    fn metadata_are_texts_and_all_else_is_passed_over() {
+        let file = with_header(r#"{"__metadata__": {"format": "pt", "b": 7, "c": ["d"]}}"#).unwrap();
+        assert_eq!(file.metadata("format"), Some("pt"));
+        assert_eq!([file.metadata("b"), file.metadata("c"), file.metadata("e")], [None; 3]);
+        assert_eq!(with_header(r#"{"__metadata__": [1]}"#).unwrap().metadata("format"), None);
     }
 
     #[test]

@@ -97,11 +97,12 @@ pub fn write_role<'p>(
 /// Writes the full `tensors` to a file. Every rank that holds a shard calls this function with its own
 /// shards. Of the ranks whose role is [`WriteRole::Writes`], the first one writes and the others send their
 /// tensors to it. The ranks of `pipeline_expert_group` hold different tensors; if several of them hold a
-/// tensor of the same name, the first copy is written. A number that is not finite ends the writing, and the
-/// file does not appear.
+/// tensor of the same name, the first copy is written. `metadata` are texts about the file, by key. A number
+/// that is not finite ends the writing, and the file does not appear.
 pub fn write(
     path: &Path,
     tensors: &[NamedTensor<'_>],
+    metadata: &[(&str, &str)],
     role: WriteRole,
     pipeline_expert_group: &ProcessGroup,
 ) -> Result<(), Error> {
@@ -146,7 +147,7 @@ pub fn write(
         return entries.iter().try_for_each(|entry| gather_full(entry, &mut |_| Ok(())));
     }
 
-    let header = header(&entries);
+    let header = header(&entries, metadata);
     write_with(path, |file| {
         let io = |source| Error::Io { path: path.to_owned(), source };
         file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
@@ -190,7 +191,7 @@ pub fn write_each<E: From<Error>>(
         let dtype = dtype(path, &name, spec.kind)?.to_owned();
         Ok::<_, Error>(Entry { name, dtype, shape, owner: 0, index: 0 })
     };
-    let header = header(&specs.iter().map(entry).collect::<Result<Vec<_>, Error>>()?);
+    let header = header(&specs.iter().map(entry).collect::<Result<Vec<_>, Error>>()?, &[]);
     write_with(path, |file| {
         let io = |source| Error::Io { path: path.to_owned(), source };
         file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
@@ -205,8 +206,10 @@ pub fn write_each<E: From<Error>>(
 }
 
 /// The header of a file with these tensors, one after the other, padded to a multiple of eight bytes.
-fn header(entries: &[Entry]) -> String {
-    let mut header = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
+fn header(entries: &[Entry], metadata: &[(&str, &str)]) -> String {
+    let mut texts = Map::from_iter([("format".to_owned(), "pt".into())]);
+    texts.extend(metadata.iter().map(|&(key, text)| (key.to_owned(), text.into())));
+    let mut header = Map::from_iter([("__metadata__".to_owned(), Value::Object(texts))]);
     let mut start = 0;
     for entry in entries {
         let end = start + entry.bytes();
