@@ -37,6 +37,9 @@ KINDS = {
     "rslora": {"use_rslora": True},
     "dora": {"use_dora": True},
     "patterns": {"rank_pattern": {"0.*": 2}, "alpha_pattern": {"1.*": 3}},
+    "biases": {"bias": "all"},
+    "dora_biases": {"bias": "lora_only", "use_dora": True},
+    "last_norm": {"bias": "all", "modules_to_save": ["model.norm", "transformer.ln_f", "gpt_neox.final_layer_norm"]},
 }
 
 
@@ -52,6 +55,8 @@ def adapted(family, kind, base, folder):
                 parameter.copy_(0.1 * torch.randn_like(parameter))
             elif "magnitude" in name:
                 parameter.mul_(1 + 0.1 * torch.randn_like(parameter))
+            elif parameter.requires_grad:  # a bias, or of a norm
+                parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return model
 

@@ -47,7 +47,7 @@ pub enum ParameterPart {
     /// The whole weight of a linear layer of the trunk, which is quantised and then sharded. It is no
     /// parameter.
     Quantized,
-    /// A module of the trunk that the model trains whole, a copy of its own.
+    /// A module or a bias of the trunk that the model trains, a copy of its own.
     TrunkCopy,
     /// A matrix or magnitudes of an adapter, in fp32.
     Adapter,
@@ -71,6 +71,8 @@ pub struct BuiltParameters {
     pub parts: Vec<ParameterPart>,
     /// The linear layers that have an adapter, on whichever rank.
     pub adapted: Vec<String>,
+    /// Whether a bias is trained beside the adapters, on whichever rank.
+    pub trains_bias: bool,
     /// This rank's quantised weights.
     pub quantized: QuantizedWeights,
 }
@@ -108,6 +110,8 @@ pub struct ModuleBuilder<'a> {
     parts: Vec<ParameterPart>,
     /// The linear layers that got an adapter, on whichever rank.
     adapted: Vec<String>,
+    /// Whether a bias is trained beside the adapters, on whichever rank.
+    trains_bias: bool,
     quantized: QuantizedWeights,
 }
 
@@ -132,6 +136,7 @@ impl<'a> ModuleBuilder<'a> {
             parameters: Vec::new(),
             parts: Vec::new(),
             adapted: Vec::new(),
+            trains_bias: false,
             quantized: QuantizedWeights::new(),
         }
     }
@@ -180,9 +185,9 @@ impl<'a> ModuleBuilder<'a> {
 
     /// What was built. Returns an error if there should be adapters and no layer has one.
     pub fn finish(self) -> Result<BuiltParameters, Error> {
-        let Self { lora, parameters, parts, adapted, quantized, .. } = self;
+        let Self { lora, parameters, parts, adapted, trains_bias, quantized, .. } = self;
         lora.map_or(Ok(()), |lora| lora.check_matched(&adapted))?;
-        Ok(BuiltParameters { parameters, parts, adapted, quantized })
+        Ok(BuiltParameters { parameters, parts, adapted, trains_bias, quantized })
     }
 
     /// Requests a parameter of the trunk. Registers it if this rank holds it.
@@ -195,8 +200,21 @@ impl<'a> ModuleBuilder<'a> {
     ) -> Result<Tensor, Error> {
         let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
         let is_copy = self.lora.is_some_and(|lora| lora.trains_whole(module));
-        let part = if is_copy { ParameterPart::TrunkCopy } else { ParameterPart::Trunk };
-        self.parameter_of(part, name, shape, initial, placement)
+        self.parameter_of(trunk_part(is_copy), name, shape, initial, placement)
+    }
+
+    /// Requests the bias of a module, which has an adapter or has none.
+    fn bias(
+        &mut self,
+        module: &str,
+        size: i64,
+        placement: &WeightPlacement,
+        is_adapted: bool,
+    ) -> Result<Tensor, Error> {
+        let is_trained = self.lora.is_some_and(|lora| lora.trains_bias(is_adapted));
+        self.trains_bias |= is_trained;
+        let part = trunk_part(is_trained || self.lora.is_some_and(|lora| lora.trains_whole(module)));
+        self.parameter_of(part, &format!("{module}.bias"), &[size], Initial::Zeros, placement)
     }
 
     /// Requests a parameter of a part of the model. Registers it if this rank holds it.
@@ -305,17 +323,12 @@ impl<'a> ModuleBuilder<'a> {
         };
         // A quantised weight lies as `[out, in]` in every family.
         let is_conv1d = self.architecture.is_conv1d && quantized.is_none();
-        let bias = match bias {
-            Some(placement) => {
-                Some(self.parameter(&format!("{name}.bias"), &[outer], Initial::Zeros, placement)?)
-            }
-            None => None,
-        };
         let block = block_of(name, self.architecture.names.layers);
         let target = match self.lora {
             Some(lora) => lora.target(name, block, self.is_router(name))?,
             None => None,
         };
+        let bias = bias.map(|placement| self.bias(name, outer, placement, target.is_some())).transpose()?;
         let lora = match target {
             Some(target) => Some(Box::new(self.lora(layer, target)?)),
             None => None,
@@ -443,11 +456,16 @@ impl<'a> ModuleBuilder<'a> {
         if self.architecture.norm_affine {
             weight = Some(self.parameter(&format!("{name}.weight"), &[size], Initial::Ones, placement)?);
             if kind == NormKind::Layer {
-                bias = Some(self.parameter(&format!("{name}.bias"), &[size], Initial::Zeros, placement)?);
+                bias = Some(self.bias(name, size, placement, false)?);
             }
         }
         Ok(Norm { kind, eps, size, weight, bias })
     }
+}
+
+/// The part of a parameter of the trunk, of which the model trains a copy or does not.
+fn trunk_part(is_copy: bool) -> ParameterPart {
+    if is_copy { ParameterPart::TrunkCopy } else { ParameterPart::Trunk }
 }
 
 /// How the matrix of a linear layer is placed: `[in, out]` if `in_out` says so, otherwise `[out, in]`.

@@ -166,6 +166,8 @@ pub(crate) struct LoraModel {
     pub(crate) plan: Arc<LoraPlan>,
     /// The linear layers that have an adapter, on whichever rank.
     pub(crate) adapted: Vec<String>,
+    /// Whether biases are trained beside them, on whichever rank.
+    pub(crate) trains_bias: bool,
 }
 
 /// The memory of the parameters of a decoder.
@@ -252,7 +254,12 @@ impl Decoder {
         let file = lora.plan.saved_file(&lora.adapted, architecture.names.layers);
         let text = file.to_json(head == HeadKind::Scalar, architecture.is_conv1d);
         let own = (0..self.parts.len()).filter(|&index| self.parts[index].is_own()).collect();
-        let parameters = AdapterParameters { all: &self.parameters, own, residency: self.residency() };
+        let parameters = AdapterParameters {
+            all: &self.parameters,
+            own,
+            adapted: &lora.adapted,
+            residency: self.residency(),
+        };
         let settings = AdapterSettings { config, text: &text, base_hash: file.base_hash.as_deref() };
         folder::save(folder, &settings, parameters, replica, pipeline_expert_group)
     }

@@ -9,7 +9,8 @@
 //! (LoRA: Hu et al. 2021, arXiv 2106.09685; rsLoRA: Kalajdzievski 2023, arXiv 2312.03732; DoRA: Liu et al.
 //! 2024, arXiv 2402.09353, with the norm held constant in the backward pass, section 4.3.) Adapters are
 //! applied and not merged, in training and in generation: both compute the same numbers, and several models
-//! share one copy of the frozen weights. An adapter is fp32 whatever the dtype of the weights.
+//! share one copy of the frozen weights. An adapter is fp32 whatever the dtype of the weights. Biases that
+//! are trained beside adapters, and modules that are trained whole, are copies of their own in that dtype.
 //!
 //! ```text
 //!   config   which layers are adapted and how: PEFT's adapter_config.json
@@ -24,6 +25,6 @@ pub mod config;
 pub mod folder;
 pub(crate) mod linear;
 
-pub use config::{AdapterFile, Init, LoraConfig, LoraPlan, LoraTarget};
+pub use config::{AdapterFile, Bias, Init, LoraConfig, LoraPlan, LoraTarget};
 pub use folder::AdapterFolder;
 pub use linear::LoraLinear;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use folder::{golden_folder, with_aux_loss};
 use models::causal_lm::{CausalLm, LoadOptions};
-use models::lora::{AdapterFile, AdapterFolder, LoraConfig, LoraPlan};
+use models::lora::{AdapterFile, AdapterFolder, Bias, LoraConfig, LoraPlan};
 use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use models::scalar_model::ScalarModel;
 use outcome::{
@@ -27,15 +27,24 @@ use parallel::safetensors_file::TensorFile;
 use parallel::{Placement, ProcessGroups, Segmented, Transport};
 use tch::{Kind, Tensor, no_grad};
 
-/// Settings of adapters, under short names.
-const KINDS: [&str; 3] = ["lora", "rslora", "dora"];
+/// The settings of adapters that a model can be tested with, under short names.
+fn kinds_of(model: &str) -> Vec<&'static str> {
+    let has_bias = |model: &CausalLm| model.parameters().iter().any(|one| one.name.ends_with(".bias"));
+    let biases = has_bias(&trunk(&golden_folder(model), None)).then_some(["all-biases", "dora-biases"]);
+    ["lora", "rslora", "dora"].into_iter().chain(biases.into_iter().flatten()).collect()
+}
 
 fn plan(kind: &str) -> Arc<LoraPlan> {
     let lora = LoraConfig {
         r: 4,
         lora_alpha: 6.0,
         use_rslora: kind == "rslora",
-        use_dora: kind == "dora",
+        use_dora: kind.starts_with("dora"),
+        bias: match kind {
+            "all-biases" => Bias::All,
+            "dora-biases" => Bias::LoraOnly,
+            _ => Bias::None,
+        },
         ..LoraConfig::default()
     };
     let base_hash = Some("0123".to_owned());
@@ -98,7 +107,7 @@ fn a_new_adapter_changes_no_bit() {
             let batch = models::batch::Batch::new(&outcome::ROWS, tch::Device::Cpu);
             flat(&no_grad(|| model.head().logits(&model.forward_no_grad(&batch).unwrap())).unwrap())
         };
-        for kind in KINDS {
+        for kind in kinds_of(name) {
             let model = trunk.with_new_adapter(&plan(kind), 3, true).unwrap();
             assert!(logits(&model) == logits(&trunk), "{name}, {kind}");
         }
@@ -108,7 +117,7 @@ fn a_new_adapter_changes_no_bit() {
 #[test]
 fn a_merged_model_computes_the_same() {
     for name in FAMILIES.into_iter().chain(MOE_FAMILIES) {
-        for kind in KINDS {
+        for kind in kinds_of(name) {
             let folder = adapter_folder(&golden_folder(name), kind);
             let model = adapted(&golden_folder(name), folder.path(), None);
             let merged = model.merge(&options(None)).unwrap();
@@ -157,7 +166,7 @@ fn models_with_adapters_share_the_memory_of_their_trunk() {
 #[test]
 fn a_split_model_has_the_logits_gradients_and_files_of_the_whole() {
     for name in FAMILIES {
-        for kind in ["lora", "dora"] {
+        for kind in kinds_of(name) {
             let (base, folder) = (golden_folder(name), adapter_folder(&golden_folder(name), kind));
             let whole = outcome(&adapted(&base, folder.path(), None), false);
             // Four ranks share two key-value heads where queries share them.
@@ -180,7 +189,7 @@ fn a_split_model_has_the_logits_gradients_and_files_of_the_whole() {
 #[test]
 fn ranks_with_different_tokens_have_the_gradients_of_the_whole() {
     for name in ["llama", "qwen3", "gpt2", "neox"] {
-        for kind in ["lora", "dora"] {
+        for kind in kinds_of(name) {
             let (base, folder) = (golden_folder(name), adapter_folder(&golden_folder(name), kind));
             let whole = outcome(&adapted(&base, folder.path(), None), false);
             for (mode, mesh) in [("megatron", [1, 2]), ("ulysses", [2, 2]), ("ring", [2, 2])] {
@@ -197,7 +206,7 @@ fn ranks_with_different_tokens_have_the_gradients_of_the_whole() {
 #[test]
 fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whole() {
     for name in ["llama-tied", "gpt2", "bloom"] {
-        for kind in ["lora", "dora"] {
+        for kind in kinds_of(name) {
             let (base, folder) = (golden_folder(name), adapter_folder(&golden_folder(name), kind));
             let model = adapted(&base, folder.path(), None);
             let ((loss, gradients), replies) = (step(&model, &ModelParallel::NONE), written(&model));
@@ -268,6 +277,45 @@ fn ranks_with_different_experts_have_the_gradients_and_replies_of_the_whole() {
                 assert_eq!(written(&model), replies, "{what}");
             });
         }
+    }
+}
+
+/// All biases are trained, or those of the linear layers, and their names in the file are PEFT's.
+#[test]
+fn biases_are_trained_and_saved_as_peft_names_them() {
+    for (name, norm) in [("gpt2", "transformer.ln_f"), ("neox", "gpt_neox.final_layer_norm")] {
+        let base = trunk(&golden_folder(name), None);
+        let biases = base.parameters().iter().map(|parameter| parameter.name.clone());
+        let (norms, layers): (Vec<String>, Vec<String>) = biases
+            .filter(|name| name.ends_with(".bias"))
+            .partition(|name| name.contains("ln_") || name.contains("norm"));
+        assert!(norms.contains(&format!("{norm}.bias")) && !layers.is_empty());
+        for (kind, trained) in [("all-biases", [&norms[..], &layers].concat()), ("dora-biases", layers)] {
+            let folder = adapter_folder(&golden_folder(name), kind);
+            let whole = outcome(&adapted(&golden_folder(name), folder.path(), None), false);
+            let gradients = whole.gradients.iter().map(|(name, _)| name.clone());
+            let mut found: Vec<String> = gradients.filter(|name| name.ends_with(".bias")).collect();
+            let mut trained = trained;
+            found.sort();
+            trained.sort();
+            assert_eq!(found, trained, "{name}, {kind}");
+
+            let file = TensorFile::open(&folder.path().join("adapter_model.safetensors")).unwrap();
+            let in_file = |name: &String| match name.strip_suffix(".bias") {
+                Some(module) if !norms.contains(name) => format!("base_model.model.{module}.base_layer.bias"),
+                _ => format!("base_model.model.{name}"),
+            };
+            let mut expected: Vec<String> = trained.iter().map(in_file).collect();
+            expected.sort();
+            let found: Vec<&str> = file.names().filter(|name| name.ends_with(".bias")).collect();
+            assert_eq!(found, expected, "{name}, {kind}");
+            assert_eq!(file.metadata("colossal_chat.base_hash"), Some("0123"));
+        }
+    }
+    for kind in ["all-biases", "dora-biases"] {
+        let error = trunk(&golden_folder("llama"), None).with_new_adapter(&plan(kind), 3, true).unwrap_err();
+        let error = error.to_string();
+        assert!(error.starts_with("test: `bias` = \"") && error.contains("has a bias: leave"), "{error}");
     }
 }
 

@@ -65,7 +65,7 @@ impl Decoder {
             [owns_segment(0), owns_segment(last)],
         )?;
 
-        let BuiltParameters { parameters, parts, adapted, quantized } = builder.finish()?;
+        let BuiltParameters { parameters, parts, adapted, trains_bias, quantized } = builder.finish()?;
         Ok(Self {
             config: spec.config,
             token_embedding,
@@ -78,7 +78,7 @@ impl Decoder {
             head,
             parameters,
             parts,
-            lora: spec.lora.map(|plan| LoraModel { plan, adapted }),
+            lora: spec.lora.map(|plan| LoraModel { plan, adapted, trains_bias }),
             quantized,
             is_on_trunk: spec.is_on_trunk,
             model_parallel: model_parallel.clone(),

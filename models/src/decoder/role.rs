@@ -28,7 +28,9 @@ pub(crate) fn with_new_adapter(
     seed: u64,
     trainable: bool,
 ) -> Result<Decoder, Error> {
-    build(trunk, head, lora, trainable, &mut |request| new_values(trunk, request, seed))
+    let decoder = build(trunk, head, lora, trainable, &mut |request| new_values(trunk, request, seed))?;
+    decoder.lora.as_ref().map_or(Ok(()), |lora| lora.plan.check_biases(lora.trains_bias))?;
+    Ok(decoder)
 }
 
 /// A decoder with the adapters of a folder. A scalar head that the folder does not have is newly initialized

@@ -45,6 +45,8 @@ pub struct LoraConfig {
     pub use_rslora: bool,
     /// Whether each output has a magnitude (DoRA).
     pub use_dora: bool,
+    /// The biases that are trained beside the adapters: `none`, `lora_only` (of adapted layers) or `all`.
+    pub bias: Bias,
     /// The values that new adapters begin with: `true` (`A` uniform, `B` zero) or `"gaussian"` (`A` normal
     /// with deviation `1/r`, `B` zero).
     pub init_lora_weights: Init,
@@ -69,6 +71,7 @@ impl Default for LoraConfig {
             layers_to_transform: None,
             use_rslora: false,
             use_dora: false,
+            bias: Bias::default(),
             init_lora_weights: Init::default(),
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
@@ -85,6 +88,19 @@ pub enum Names {
     One(String),
     /// Names, or ends of names.
     Several(Vec<String>),
+}
+
+/// Which biases are trained beside the adapters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bias {
+    /// No bias.
+    #[default]
+    None,
+    /// The biases of all modules, norms among them.
+    All,
+    /// The biases of adapted layers.
+    LoraOnly,
 }
 
 /// The values that new adapters begin with. The output of each adapted layer stays what it was.
@@ -213,7 +229,7 @@ impl LoraPlan {
 
     /// What is saved of an adapter on the linear layers `adapted`: the settings with the names of layers in
     /// place of a word for all, because PEFT would take other layers for it.
-    pub(crate) fn file(&self, adapted: &[String], layers: &str) -> AdapterFile {
+    pub(crate) fn saved_file(&self, adapted: &[String], layers: &str) -> AdapterFile {
         let mut file = self.file.clone();
         if matches!(self.targets, Matcher::AllLinear) {
             let in_block = |module: &String| {
@@ -237,6 +253,26 @@ impl LoraPlan {
         Err(refused(&self.origin, "target_modules", value, fix))
     }
 
+    /// Whether the bias of a module is trained, which has an adapter or has none.
+    pub(crate) fn trains_bias(&self, is_adapted: bool) -> bool {
+        match self.config().bias {
+            Bias::None => false,
+            Bias::All => true,
+            Bias::LoraOnly => is_adapted,
+        }
+    }
+
+    /// Returns an error if biases are to be trained and the model has none of them.
+    pub(crate) fn check_biases(&self, has_one: bool) -> Result<(), Error> {
+        let (bias, whose) = match self.config().bias {
+            Bias::All => ("all", "no module of this model"),
+            Bias::LoraOnly => ("lora_only", "no adapted layer"),
+            Bias::None => return Ok(()),
+        };
+        let fix = format!("{whose} has a bias: leave the setting out");
+        if has_one { Ok(()) } else { Err(refused(&self.origin, "bias", format!("{bias:?}"), &fix)) }
+    }
+
     /// The error of a module that cannot be trained whole, because it is the embedding and the head in one.
     pub(crate) fn refused_copy(&self, module: &str) -> Error {
         let fix = "the model ties its embedding and its head, and an adapter of one would leave the other behind: \
@@ -258,6 +294,7 @@ impl LoraPlan {
             matcher => self.matches(matcher, module)?,
         };
         let is_excluded = match &self.excluded {
+            _ if self.trains_whole(module) => true,
             Some(matcher) => self.matches(matcher, module)?,
             None => false,
         };
@@ -388,9 +425,6 @@ impl AdapterFile {
         for key in WITHOUT_EFFECT {
             map.remove(key);
         }
-        if map.get("bias").and_then(Value::as_str) == Some("none") {
-            map.remove("bias");
-        }
         // An absent setting has its default, and PEFT writes null for it.
         map.retain(|_, value| !is_unset(value));
         if let Some((key, value)) = map.iter().find(|(key, _)| !KNOWN.contains(&key.as_str())) {
@@ -410,7 +444,6 @@ impl AdapterFile {
         set("base_model_name_or_path", self.base.clone().into());
         set("revision", self.revision.clone().into());
         set("inference_mode", true.into());
-        set("bias", "none".into());
         set("lora_dropout", 0.0.into());
         set("fan_in_fan_out", is_conv1d.into());
         let lora = serde_json::to_value(&self.lora).expect("the settings are plain data");
@@ -434,7 +467,7 @@ const WITHOUT_EFFECT: [&str; 9] = [
 ];
 
 /// The settings of [`LoraConfig`].
-const KNOWN: [&str; 11] = [
+const KNOWN: [&str; 12] = [
     "r",
     "lora_alpha",
     "target_modules",
@@ -442,6 +475,7 @@ const KNOWN: [&str; 11] = [
     "layers_to_transform",
     "use_rslora",
     "use_dora",
+    "bias",
     "init_lora_weights",
     "rank_pattern",
     "alpha_pattern",
@@ -522,7 +556,7 @@ mod tests {
         };
         for (key, value, words) in [
             ("peft_type", "IA3".into(), "a.json: `peft_type` = \"IA3\" is not supported"),
-            ("bias", "all".into(), "a.json: `bias` = \"all\" is not supported"),
+            ("bias", "some".into(), "unknown variant `some`, expected one of `none`, `all`, `lora_only`"),
             ("use_qalora", true.into(), "a.json: `use_qalora` = true is not supported"),
             (
                 "trainable_token_indices",

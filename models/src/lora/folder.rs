@@ -2,8 +2,9 @@
 //!
 //! A tensor is called `base_model.model.` and then what the module is called in the model's own checkpoint:
 //! `...q_proj.lora_A.weight` `[r, in]`, `...q_proj.lora_B.weight` `[out, r]`,
-//! `...q_proj.lora_magnitude_vector` `[out]`, and `....weight` of a module that was trained whole. The
-//! metadata of the file have the hash of the weights that the adapter was trained on.
+//! `...q_proj.lora_magnitude_vector` `[out]`, and `....weight` of a module that was trained whole. A trained
+//! bias is called `...q_proj.base_layer.bias` if its layer has an adapter, otherwise `....bias`. The metadata
+//! of the file have the hash of the weights that the adapter was trained on.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -102,17 +103,20 @@ impl AdapterFolder {
         shape: &[i64],
         placement: &Placement,
     ) -> Result<TensorReader, Error> {
-        self.weights.reader(&[format!("{PREFIX}{name}")], shape, placement)
+        self.weights.reader(&spellings(name), shape, placement)
     }
 
     /// Checks that the folder has values for a parameter, which another rank holds.
     pub(crate) fn mark_remote(&mut self, name: &str) -> Result<(), Error> {
-        self.weights.mark_remote(&[format!("{PREFIX}{name}")])
+        self.weights.mark_remote(&spellings(name))
     }
 
     /// Returns an error for a tensor that belongs to no module of the model.
     pub(crate) fn check_all_used(&self) -> Result<(), Error> {
-        self.weights.check_all_used(|_| false)
+        // With `bias = "all"`, PEFT adds the biases of the two modules in which it wraps one of
+        // `modules_to_save`.
+        const WRAPPED: [&str; 2] = [".original_module.bias", ".modules_to_save.bias"];
+        self.weights.check_all_used(|name| WRAPPED.iter().any(|end| name.ends_with(end)))
     }
 }
 
@@ -132,6 +136,8 @@ pub(crate) struct AdapterParameters<'a> {
     pub(crate) all: &'a [Parameter],
     /// The indices of those that belong to the adapter.
     pub(crate) own: Vec<usize>,
+    /// The linear layers that have an adapter, on whichever rank.
+    pub(crate) adapted: &'a [String],
     pub(crate) residency: Option<&'a dyn Residency>,
 }
 
@@ -140,11 +146,11 @@ pub(crate) struct AdapterParameters<'a> {
 pub(crate) fn save(
     folder: &Path,
     settings: &AdapterSettings<'_>,
-    AdapterParameters { all, own, residency }: AdapterParameters<'_>,
+    AdapterParameters { all, own, adapted, residency }: AdapterParameters<'_>,
     replica: usize,
     pipeline_expert_group: &ProcessGroup,
 ) -> Result<(), Error> {
-    let names: Vec<String> = own.iter().map(|&index| format!("{PREFIX}{}", all[index].name)).collect();
+    let names: Vec<String> = own.iter().map(|&index| name_in_file(&all[index].name, adapted)).collect();
     let tensors: Vec<NamedTensor<'_>> = own
         .iter()
         .zip(&names)
@@ -168,4 +174,20 @@ pub(crate) fn save(
         safetensors_file::write_bytes(&folder.join(ADAPTER_CONFIG), settings.text.as_bytes())?;
     }
     Ok(())
+}
+
+/// The names that a file may give to a parameter.
+fn spellings(name: &str) -> Vec<String> {
+    std::iter::once(format!("{PREFIX}{name}")).chain(name.strip_suffix(".bias").map(base_bias)).collect()
+}
+
+/// The name of a parameter in the file of a model whose linear layers `adapted` have an adapter.
+fn name_in_file(name: &str, adapted: &[String]) -> String {
+    let module = name.strip_suffix(".bias").filter(|module| adapted.iter().any(|other| other == module));
+    module.map_or_else(|| format!("{PREFIX}{name}"), base_bias)
+}
+
+/// The name of the bias of an adapted layer, in which PEFT wraps the layer of the model.
+fn base_bias(module: &str) -> String {
+    format!("{PREFIX}{module}.base_layer.bias")
 }
