@@ -158,6 +158,12 @@ fn every_command_takes_the_folder_of_an_adapter() {
     let dpo = format!("dpo --config life/sft/run.toml --set out=dpo --set model.path=lora/final {rows}");
     scratch.run(&dpo).succeeds();
     assert!(scratch.path("dpo/final/adapter_model.safetensors").exists());
+    // A reward model begins with the adapter of the language model, and a new head.
+    scratch
+        .run("rm --config life/rm/run.toml --set model.path=lora/final --set train.steps=2 --set out=rm")
+        .succeeds();
+    scratch.write("said.jsonl", r#"{"prompt": "hello", "completion": "there"}"#);
+    assert!(scratch.run("reward --model rm/final --input said.jsonl").rows()[0]["score"].is_f64());
     scratch
         .run(&format!("{dpo} --set out=other --set model.lora.r=2"))
         .fails(2, &["model.lora", "adapter already"]);

@@ -114,7 +114,16 @@ impl ModelFolder {
         if self.base.is_none() {
             return ScalarModel::load(&self.path, options);
         }
-        Trunk::load(self, options)?.scalar_model(self, options.trainable)
+        Trunk::load(self, options)?.scalar_model(self, None, options.trainable)
+    }
+
+    /// Loads a language model as a reward model whose scalar head is new. The values of the head depend only
+    /// on the seed.
+    pub fn new_scalar_model(&self, seed: u64, options: &LoadOptions) -> Result<ScalarModel, models::Error> {
+        if self.base.is_none() {
+            return ScalarModel::from_causal_lm(&self.path, seed, options);
+        }
+        Trunk::load(self, options)?.scalar_model(self, Some(seed), options.trainable)
     }
 }
 
@@ -152,9 +161,16 @@ impl Trunk {
         self.model.with_adapter(&mut AdapterFolder::open_on(&folder.path, &self.path)?, trainable)
     }
 
-    /// The reward model of an adapter folder that belongs to these weights.
-    pub fn scalar_model(&self, folder: &ModelFolder, trainable: bool) -> Result<ScalarModel, models::Error> {
-        ScalarModel::with_adapter(&self.model, &mut AdapterFolder::open_on(&folder.path, &self.path)?, None, trainable)
+    /// The reward model of an adapter folder that belongs to these weights. With `score_seed`, its scalar head
+    /// is new, and its values depend only on the seed.
+    pub fn scalar_model(
+        &self,
+        folder: &ModelFolder,
+        score_seed: Option<u64>,
+        trainable: bool,
+    ) -> Result<ScalarModel, models::Error> {
+        let mut adapter = AdapterFolder::open_on(&folder.path, &self.path)?;
+        ScalarModel::with_adapter(&self.model, &mut adapter, score_seed, trainable)
     }
 
     /// A new adapter on these weights, as [`CausalLm::with_new_adapter`] makes it.

@@ -105,7 +105,7 @@ impl Session<ScalarModel> {
         folder: &ModelFolder,
         template: Option<&str>,
     ) -> Result<Self, Error> {
-        Self::load((folder, template), || trunk.scalar_model(folder, false), ScalarModel::config)
+        Self::load((folder, template), || trunk.scalar_model(folder, None, false), ScalarModel::config)
     }
 }
 

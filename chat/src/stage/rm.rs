@@ -125,8 +125,8 @@ fn inputs(
     rows::inputs(&STAGE.schema, config, (model, tokenizer), "the longest reply with its prompt")
 }
 
-/// Loads a scalar model: a sequence-classification model as it is, or a causal language model with a new
-/// score head, and with the adapters `new_adapter`.
+/// Loads a scalar model: a sequence-classification model as it is, or a causal language model or an adapter
+/// of one with a new score head, and with the adapters `new_adapter`.
 pub(super) fn load(
     folder: &ModelFolder,
     new_adapter: Option<&Arc<LoraPlan>>,
@@ -136,8 +136,9 @@ pub(super) fn load(
     if let Some(lora) = new_adapter {
         return ScalarModel::on_trunk(&context::load_trunk(folder, options)?, Some(lora), seed, true);
     }
-    if folder.base().is_none() && !folder.config()?.is_sequence_classification() {
-        return ScalarModel::from_causal_lm(folder.path(), seed, options);
+    if folder.config()?.is_sequence_classification() {
+        folder.scalar_model(options)
+    } else {
+        folder.new_scalar_model(seed, options)
     }
-    folder.scalar_model(options)
 }
