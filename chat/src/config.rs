@@ -2,7 +2,7 @@
 //!
 //! The common sections (`[model] [tokenizer] [data] [train] [checkpoint] [log] [eval]`) apply to every stage,
 //! and a section of an algorithm to the stages that read it. `[stage.NAME.SECTION]` overrides them key by key
-//! for the stage NAME alone, and `--set` overrides both. `preset` names the conventions of another program.
+//! for the stage NAME alone, and `--set` overrides both. `preset` names the conventions of other programs.
 //! The precedence is: `--set` > `[stage.NAME.*]` > common sections > preset > defaults. Only `pipeline` reads
 //! `[pipeline] [synth] [base]`. An unknown key, a wrong type, a value out of bounds and a key without effect
 //! are reported before anything is loaded. The resolved configuration is saved with the run and reads back as
@@ -134,7 +134,7 @@ pub(crate) fn pipeline_from_text(
     schemas: &[&'static StageSchema],
 ) -> Result<PipelineConfig, ConfigError> {
     let mut tree = apply_overrides(tree::parse(text, path)?, sets.iter())?;
-    let preset = preset::take(&mut tree)?;
+    let presets = preset::take(&mut tree)?;
     let (file, mut common) = read_file_sections(&tree, schemas)?;
     let steps = pipeline_steps(&tree, &file.pipeline, schemas)?;
     place_rows(&mut common.eval, &tree, &steps, &common.out);
@@ -145,7 +145,7 @@ pub(crate) fn pipeline_from_text(
     for &stage in schemas {
         // Apply `--set` again after the tables of the stage, because `--set` overrides everything.
         let sets = sets.iter().filter(|set| is_of_stages(set));
-        let stage_tree = apply_overrides(stage_sections(&preset, tree.clone(), stage), sets)?;
+        let stage_tree = apply_overrides(stage_sections(&presets, tree.clone(), stage), sets)?;
         let mut config = read_stage(&stage_tree)?;
         place_rows(&mut config.eval, &stage_tree, &steps, &common.out);
         config.check_bounds(stage).map_err(|error| error.placed(&stage_tree))?;
@@ -196,13 +196,13 @@ fn from_text(
     let (for_stage, for_pipeline): (Vec<&String>, Vec<&String>) =
         sets.iter().partition(|set| is_of_stages(set));
     let mut tree = apply_overrides(tree::parse(text, path)?, for_pipeline.into_iter())?;
-    let preset = preset::take(&mut tree)?;
+    let presets = preset::take(&mut tree)?;
     // The full file is read, so that a mistake in a section of another stage is reported now and not hours
     // later.
     let (file, _) = read_file_sections(&tree, stages)?;
     pipeline_steps(&tree, &file.pipeline, stages)?;
     let is_pipeline_file = tree.contains_key("pipeline") || tree.contains_key("stage");
-    let tree = apply_overrides(stage_sections(&preset, tree, stage), for_stage.into_iter())?;
+    let tree = apply_overrides(stage_sections(&presets, tree, stage), for_stage.into_iter())?;
     let config = read_stage(&tree)?;
     config.check(stage).map_err(|error| error.placed(&tree))?;
     let is_saved = folder::is_configuration_of(Some(path), &config.out);
@@ -252,9 +252,10 @@ fn is_of_stages(set: &str) -> bool {
     key != preset::KEY && !is_of_pipeline
 }
 
-/// Returns the sections of a file for `stage`: the sections of the preset, overridden by the sections of the
-/// file. In each of the two, the table of the stage overrides the common sections. No other section is left.
-fn stage_sections(preset: &Tree, file: Tree, stage: &StageSchema) -> Tree {
+/// Returns the sections of a file for `stage`: the sections of each preset, overridden by those of the next
+/// one and of the file. In each of them, the table of the stage overrides the common sections. No other
+/// section is left.
+fn stage_sections(presets: &[Tree], file: Tree, stage: &StageSchema) -> Tree {
     let of_stage = |mut tree: Tree| {
         let own = tree::find(&tree, &format!("stage.{}", stage.name)).map(|entry| entry.node.clone());
         tree.retain(|key, _| !PIPELINE_ONLY_SECTIONS.contains(&key.as_str()));
@@ -263,7 +264,8 @@ fn stage_sections(preset: &Tree, file: Tree, stage: &StageSchema) -> Tree {
             _ => tree,
         }
     };
-    tree::merge(of_stage(preset.clone()), of_stage(file))
+    let trees = presets.iter().cloned().chain([file]);
+    trees.map(of_stage).fold(Tree::new(), tree::merge)
 }
 
 /// Reads the configuration of a stage from its sections.

@@ -4,8 +4,10 @@ use std::path::Path;
 
 use gemini::TrainConfig;
 use gemini::config::Scheduler;
+use models::quantize::Quantization;
 
 use super::*;
+use crate::stage::definition::InitStage;
 use crate::stage::{self, ppo, rm, sft};
 
 const SFT: &StageSchema = &sft::STAGE.schema;
@@ -339,6 +341,40 @@ fn every_preset_is_a_run_file_of_every_stage() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn of_several_presets_each_is_above_those_before_it() {
+    let text = format!("preset = ['trl', 'qlora']\n{}", with("[model.lora]\nlora_alpha = 8\n"));
+    let config = load(&text, &[], SFT).unwrap().config;
+    let lora = config.model.lora.as_ref().unwrap();
+    assert_eq!((lora.r, lora.lora_alpha), (64, 8.0));
+    assert_eq!(config.model.quantize, Some(Quantization::Nf4));
+    // The common section of the file, the table of the stage in `qlora`, and in `trl`.
+    assert_eq!((config.train.lr, config.train.max_grad_norm), (1e-4, 0.3));
+    assert_eq!((config.train.scheduler, config.train.epochs), (Scheduler::Constant, 3));
+    let saved = config.to_annotated_toml(SFT).unwrap();
+    assert!(
+        saved.contains("r = 64  # preset qlora\n") && saved.contains("epochs = 3  # preset trl\n"),
+        "{saved}"
+    );
+    let config = load(RUN, &["preset=['qlora', 'trl']"], SFT).unwrap().config;
+    assert_eq!((config.train.max_grad_norm, config.model.lora.unwrap().r), (1.0, 64));
+    let error = message(RUN, &["preset=['trl', 'qlorra']"], SFT);
+    assert!(error.contains("qlorra") && error.contains("qlora"), "{error}");
+}
+
+/// Ten times the rate of a model that is trained whole.
+#[test]
+fn adapters_without_regret_learn_ten_times_as_fast() {
+    for InitStage { stage, init } in stage::with_init() {
+        let file =
+            "[model]\npath = 'm'\n[data]\ntrain = 'd'\n[ppo]\nreward_model = 'r'\n[distill]\nteacher = 't'\n";
+        let sets = ["out=x", "preset=lora-without-regret"];
+        let config = load(file, &sets, &stage.schema).unwrap().config;
+        let whole: f64 = init.lr[0].parse().unwrap();
+        assert!((config.train.lr / whole - 10.0).abs() < 1e-9, "{}: {}", stage.schema.name, config.train.lr);
     }
 }
 
