@@ -44,6 +44,20 @@ fn a_run_file_passes_a_dry_run_as_it_is() {
         );
         scratch.run(&format!("{command} --config {stage}.toml --dry-run")).succeeds();
     }
+    for (stage, more, command) in
+        [("sft", "", "sft"), ("ppo", " --reward-model", "ppo"), ("all", "", "pipeline")]
+    {
+        let other = if more.is_empty() { String::new() } else { format!("{more} {}", model("rm")) };
+        let line = format!("init --yes --lora --stage {stage} --model {}{other}", model("sft"));
+        scratch.run(&format!("{line} --out lora-{stage}.toml")).succeeds();
+        scratch.run(&format!("{command} --config lora-{stage}.toml --dry-run")).succeeds();
+    }
+    let planned = scratch.run("sft --config lora-sft.toml --dry-run");
+    assert!(
+        planned.stderr.contains("of them are trained") && planned.stderr.contains("rank 16 on 14 layers")
+    );
+    let text = scratch.read("lora-ppo.toml");
+    assert!(text.contains("\nlr = 1e-5\n") && text.contains("\ncritic_lr = 1e-4\n"), "{text}");
     scratch.run("sft --config sft.toml --set train.steps=2").succeeds();
     assert!(scratch.path("runs/sft/final").is_dir());
     // The next file gets a run folder of its own, and starts from the model of the finished run.

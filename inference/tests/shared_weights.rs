@@ -35,7 +35,8 @@ fn make(folder: &Path) -> (PathBuf, Vec<PathBuf>) {
     let adapter = |name: &str| {
         let modules_to_save = (name == "b").then(|| vec!["lm_head".to_owned()]);
         let lora = LoraConfig { r: 2, lora_alpha: 16.0, modules_to_save, ..LoraConfig::default() };
-        let file = AdapterFile { lora, base: Some(base.display().to_string()), revision: None, base_hash: None };
+        let file =
+            AdapterFile { lora, base: Some(base.display().to_string()), revision: None, base_hash: None };
         let plan = std::sync::Arc::new(file.plan("test").unwrap());
         let path = folder.join(name);
         if name == "reward" {

@@ -188,6 +188,9 @@ pub(crate) struct InitArgs {
     /// The model to start from: a folder, or a hub name `owner/name[@revision]`.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<String>,
+    /// Train low-rank adapters in place of the whole model.
+    #[arg(long)]
+    pub(crate) lora: bool,
     /// The reward model of PPO.
     #[arg(long, value_name = "DIR")]
     pub(crate) reward_model: Option<String>,

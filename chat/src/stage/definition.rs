@@ -135,6 +135,19 @@ pub(crate) struct InitSizes {
     pub(crate) is_quick: bool,
     /// The longest reply that leaves room for prompts, in tokens.
     pub(crate) max_new_tokens: i64,
+    /// Whether adapters are trained in place of the model.
+    pub(crate) has_adapters: bool,
+}
+
+impl InitSizes {
+    /// A learning rate: `whole` for a model that is trained whole, and ten times that for adapters (Schulman
+    /// et al. 2025, "LoRA Without Regret").
+    pub(crate) fn rate(&self, whole: &str) -> String {
+        let tenfold =
+            |(digits, power): (&str, &str)| Some(format!("{digits}e{}", power.parse::<i32>().ok()? + 1));
+        let rate = whole.split_once('e').filter(|_| self.has_adapters).and_then(tenfold);
+        rate.unwrap_or_else(|| whole.to_owned())
+    }
 }
 
 /// A key of a run file with its comment and its value, TOML.

@@ -104,6 +104,36 @@ pub(super) fn of_fullest_process(
 pub(crate) struct ParameterCounts {
     pub(crate) all: usize,
     pub(crate) trained: usize,
+    /// What is trained in place of the model; `None` for a model without adapters.
+    pub(crate) adapters: Option<AdapterCounts>,
+}
+
+/// The adapters of a model that are trained, and what is trained beside them.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct AdapterCounts {
+    /// The linear layers that have an adapter.
+    pub(crate) layers: usize,
+    /// The lowest and the highest of their ranks.
+    pub(crate) ranks: [i64; 2],
+    /// Biases, the tensors of modules that are trained whole, and a new head.
+    pub(crate) other_tensors: usize,
+}
+
+impl AdapterCounts {
+    /// Counts what is trained among the parameters of a full model.
+    fn of(specs: &[WeightSpec]) -> Option<Self> {
+        let trained = || specs.iter().filter(|spec| spec.trainable);
+        let ranks = || {
+            let is_first = |spec: &&WeightSpec| spec.parameter.name.ends_with(".lora_A.weight");
+            trained().filter(is_first).map(|spec| spec.shape[0])
+        };
+        let others = trained().filter(|spec| !spec.parameter.name.contains(".lora_"));
+        Some(Self {
+            layers: ranks().count(),
+            ranks: [ranks().min()?, ranks().max()?],
+            other_tensors: others.count(),
+        })
+    }
 }
 
 /// The parameters of a full model, with those that it shares.
@@ -113,7 +143,7 @@ pub(super) fn num_parameters(model: &PlannedModel<'_>) -> Result<ParameterCounts
         specs.map(|spec| spec.shape.iter().product::<i64>() as usize).sum()
     };
     let (all, trained) = (sum(&mut specs.iter()), sum(&mut specs.iter().filter(|spec| spec.trainable)));
-    Ok(ParameterCounts { all, trained })
+    Ok(ParameterCounts { all, trained, adapters: AdapterCounts::of(&specs) })
 }
 
 fn bytes_of(

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use text::number;
 
 use super::fit::{NOTHING_FITS, Shortage};
-use super::model_memory::{ModelBytes, ParameterCounts};
+use super::model_memory::{AdapterCounts, ModelBytes, ParameterCounts};
 use super::peak_memory::PeakMemory;
 use super::rows::EncodedRows;
 use super::step_time::{DtypeTime, StepTime};
@@ -53,6 +53,9 @@ pub(crate) struct Plan {
     /// Number of parameters of each model that are trained, by role.
     #[serde(serialize_with = "as_object")]
     pub(crate) trained_parameters: Vec<(&'static str, usize)>,
+    /// The adapters of each model that trains some, by role.
+    #[serde(serialize_with = "as_object", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) adapters: Vec<(&'static str, AdapterCounts)>,
     /// Number of training rows.
     pub(crate) rows: usize,
     /// Number of rows that were read but left out, for example because they were too long.
@@ -124,6 +127,11 @@ impl Plan {
                 .iter()
                 .map(|&(role, count)| (role, count.trained))
                 .collect(),
+            adapters: models
+                .parameters
+                .iter()
+                .filter_map(|&(role, count)| Some((role, count.adapters?)))
+                .collect(),
             peak_memory: models.peak,
             step_time: models.step_time,
             other_dtype: models.other_dtype,
@@ -149,7 +157,10 @@ impl Plan {
             .parameters
             .iter()
             .zip(&self.trained_parameters)
-            .map(|(&(role, all), &(_, trained))| parameters_text(role, all, trained))
+            .map(|(&(role, all), &(_, trained))| {
+                let adapters = self.adapters.iter().find(|(of, _)| *of == role).map(|(_, adapters)| adapters);
+                parameters_text(role, [all, trained], adapters)
+            })
             .collect();
         let Units { row, step, sample } = self.units;
         let dropped = if self.dropped > 0 { format!(" ({} left out)", self.dropped) } else { String::new() };
@@ -197,14 +208,24 @@ impl Plan {
     }
 }
 
-/// Says how many parameters a model has, and which part of them an adapter trains.
-fn parameters_text(role: &str, all: usize, trained: usize) -> String {
+/// Says how many parameters a model has, and which part of them its adapters train.
+fn parameters_text(role: &str, [all, trained]: [usize; 2], adapters: Option<&AdapterCounts>) -> String {
     let count = |parameters: usize| number::count(parameters as f64);
     if trained == 0 || trained == all {
         return format!("{role} {}", count(all));
     }
     let percent = 100.0 * trained as f64 / all as f64;
-    format!("{role} {} ({} of them are trained, {percent:.2} %)", count(all), count(trained))
+    let by = adapters.map_or_else(String::new, |adapters| format!(": {}", adapters_text(adapters)));
+    format!("{role} {} ({} of them are trained, {percent:.2} %{by})", count(all), count(trained))
+}
+
+fn adapters_text(AdapterCounts { layers, ranks: [least, most], other_tensors }: &AdapterCounts) -> String {
+    let ranks = if least == most { format!("rank {least}") } else { format!("ranks {least} to {most}") };
+    let others = match other_tensors {
+        0 => String::new(),
+        &count => format!(" and {}", number::counted(count as u64, "other tensor")),
+    };
+    format!("{ranks} on {}{others}", number::counted(*layers as u64, "layer"))
 }
 
 fn model_line(ModelBytes { role, bytes }: &ModelBytes) -> String {
@@ -274,8 +295,11 @@ fn shortage_lines(shortage: &Shortage) -> Vec<String> {
     std::iter::once(title).chain(changes).collect()
 }
 
-fn as_object<S: Serializer>(parameters: &[(&str, usize)], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(parameters.iter().copied())
+fn as_object<T: Copy + Serialize, S: Serializer>(
+    values: &[(&str, T)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(values.iter().copied())
 }
 
 /// Serializes the size of each axis, and the coordinates of each rank.
@@ -308,6 +332,7 @@ mod tests {
             units,
             parameters: vec![("model", 83)],
             trained_parameters: vec![("model", 83)],
+            adapters: Vec::new(),
             rows: count as usize,
             dropped: 0,
             tokens,

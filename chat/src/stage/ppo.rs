@@ -101,7 +101,7 @@ fn init_keys(sizes: &InitSizes) -> Vec<InitKey> {
         InitKey::new("Replies of one optimizer step.", "mini_batch_size", batch),
         InitKey::new("The longest reply in tokens.", "max_new_tokens", &sizes.max_new_tokens.to_string()),
         InitKey::new(tie, "kl_coef", "0.05"),
-        InitKey::new("The highest learning rate of the critic.", "critic_lr", "1e-5"),
+        InitKey::new("The highest learning rate of the critic.", "critic_lr", &sizes.rate("1e-5")),
     ]
 }
 
@@ -385,7 +385,7 @@ impl PerRole<PlannedRole> {
         let rewards = models.parameters.iter().filter(|(role, _)| is_reward(role));
         let rewards = rewards.map(|(_, count)| count.all).sum();
         models.parameters.retain(|(role, _)| !is_reward(role));
-        models.parameters.push(("reward", ParameterCounts { all: rewards, trained: 0 }));
+        models.parameters.push(("reward", ParameterCounts { all: rewards, trained: 0, adapters: None }));
         let steps = (config.ppo.iterations, config.ppo.replies()?);
         Ok(Plan::new(&STAGE.schema, ctx.mesh, models, prompts, steps))
     }

@@ -34,6 +34,8 @@ pub(super) struct Answers {
     pub(super) goal: Goal,
     /// The model to start from.
     pub(super) model: ModelAnswer,
+    /// Whether low-rank adapters are trained in place of the model.
+    pub(super) has_adapters: bool,
     /// The model that the stage needs beside it.
     pub(super) other_model: Option<ModelAnswer>,
     /// The rows of each stage that runs.
@@ -57,6 +59,8 @@ pub(super) struct ModelAnswer {
     pub(super) hidden_size: Option<i64>,
     /// Whether its tokenizer has no chat template.
     pub(super) needs_template: bool,
+    /// Whether it is an adapter of another model.
+    pub(super) is_adapter: bool,
 }
 
 /// What kind of model an answer must name.
@@ -83,6 +87,12 @@ impl Answers {
         refuse_unused_flags(goal, arguments)?;
 
         let model = ask_model(arguments.model.as_ref(), &model_question(goal, nearby), head(goal), dialog)?;
+        let has_adapters = arguments.lora;
+        if has_adapters && model.is_adapter {
+            let problem =
+                format!("{} is an adapter already, which is trained on: leave the flag out", model.name);
+            return Err(refused("--lora", problem).into());
+        }
         let other_model = match other_model(goal) {
             Some(other) => {
                 let head = if other.is_reward_model { Head::Reward } else { Head::Language };
@@ -105,7 +115,7 @@ impl Answers {
             (None, None) => dialog.ask(&out_question(), |text| check_out(Path::new(text), false))?,
         };
         let folder = free_path(&format!("runs/{}", goal.command()), "");
-        Ok(Self { goal, model, other_model, rows, length, out, folder })
+        Ok(Self { goal, model, has_adapters, other_model, rows, length, out, folder })
     }
 }
 
@@ -237,8 +247,13 @@ fn ask_model<R: BufRead, W: Write>(
 /// Checks the configuration and the tokenizer of a model. A hub model that is not in the cache is taken as it
 /// is.
 fn check_model(name: &str, head: Head) -> anyhow::Result<ModelAnswer> {
-    let unseen =
-        ModelAnswer { name: name.to_owned(), max_positions: None, hidden_size: None, needs_template: false };
+    let unseen = ModelAnswer {
+        name: name.to_owned(),
+        max_positions: None,
+        hidden_size: None,
+        needs_template: false,
+        is_adapter: false,
+    };
     let Some(folder) = local_folder(name)? else { return Ok(unseen) };
 
     let config = folder.config()?;
@@ -259,6 +274,7 @@ fn check_model(name: &str, head: Head) -> anyhow::Result<ModelAnswer> {
         max_positions: Some(max_positions),
         hidden_size: Some(hidden_size),
         needs_template,
+        is_adapter: folder.base().is_some(),
         ..unseen
     })
 }

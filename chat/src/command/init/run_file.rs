@@ -31,6 +31,8 @@ pub(super) fn text(answers: &Answers, speed: Option<&MachineSpeed>) -> String {
         if answers.goal.is_all() && index == 0 {
             file.section(&format!("{prefix}model"));
             file.model_path(&answers.model);
+            // The stages behind it train its adapter on.
+            file.adapters(answers, &prefix);
         }
         file.stage(answers, stage, &prefix);
     }
@@ -92,6 +94,9 @@ impl RunFile {
         self.dtype(speed.zip(answers.model.hidden_size));
         let comment = "\"auto\" takes a GPU if there is one; \"cpu\", \"cuda\" and \"cuda:1\" insist.";
         self.key(comment, "device", &string("auto"));
+        if !answers.goal.is_all() {
+            self.adapters(answers, "");
+        }
 
         if answers.model.needs_template {
             self.section("tokenizer");
@@ -131,11 +136,25 @@ impl RunFile {
         self.key(comment, "path", &string(&model.name));
     }
 
+    /// The adapters that are trained, if any are.
+    fn adapters(&mut self, answers: &Answers, prefix: &str) {
+        if !answers.has_adapters {
+            return;
+        }
+        self.section(&format!("{prefix}model.lora"));
+        let comment =
+            "The rank of the adapters that are trained in place of the model. A higher one learns more.";
+        self.key(comment, "r", "16");
+        self.key("Adapters are multiplied by lora_alpha / r.", "lora_alpha", "32");
+        let comment = "The adapted layers: names or ends of names, or every linear layer but the head.";
+        self.key(comment, "target_modules", &string("all-linear"));
+    }
+
     /// The sections of one stage.
     fn stage(&mut self, answers: &Answers, stage: InitStage, prefix: &str) {
         let sizes = sizes(answers);
         self.data(answers, stage, prefix, sizes);
-        self.train(answers.length, stage, prefix);
+        self.train(answers.length, stage, prefix, &sizes);
 
         let keys = (stage.init.keys)(&sizes);
         let Some(own) = stage.stage.schema.sections.first() else { return };
@@ -172,11 +191,15 @@ impl RunFile {
         }
     }
 
-    fn train(&mut self, length: RunLength, stage: InitStage, prefix: &str) {
+    fn train(&mut self, length: RunLength, stage: InitStage, prefix: &str, sizes: &InitSizes) {
         self.section(&format!("{prefix}train"));
         let [lr, small] = stage.init.lr;
-        let comment = format!("The highest learning rate. A small model takes more, up to {small}.");
-        self.key(&comment, "lr", lr);
+        let comment = if sizes.has_adapters {
+            "The highest learning rate: ten times that of a model that is trained whole.".to_owned()
+        } else {
+            format!("The highest learning rate. A small model takes more, up to {small}.")
+        };
+        self.key(&comment, "lr", &sizes.rate(lr));
 
         // A stage with rollouts counts iterations, and has the sizes of its batches in its own section.
         if stage.stage.schema.has_rollouts {
@@ -220,7 +243,8 @@ fn positions(answers: &Answers) -> i64 {
 /// Replies leave most of the positions for prompts.
 fn sizes(answers: &Answers) -> InitSizes {
     let max_new_tokens = MAX_NEW_TOKENS.min(positions(answers) / 4).max(1);
-    InitSizes { is_quick: answers.length == RunLength::Quick, max_new_tokens }
+    let (is_quick, has_adapters) = (answers.length == RunLength::Quick, answers.has_adapters);
+    InitSizes { is_quick, max_new_tokens, has_adapters }
 }
 
 fn string(text: &str) -> String {
