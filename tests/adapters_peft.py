@@ -7,6 +7,12 @@ log-probabilities of six rows are compared three times: (made) PEFT against ours
 as PEFT's against the same 5 steps of torch's AdamW on them in PEFT; (saved) our trained adapter, loaded in PEFT without a warning, against
 ours. The largest difference of each is printed; above 1e-5 for what is only loaded, or 1e-4 after training, the script fails.
 
+Then adapters that begin with a part of the weights, PiSSA and OLoRA, of LLaMA, Qwen2, GPT-2 and GPT-NeoX: (product) the largest difference
+of `B A` between `model init-adapter` and PEFT, where the signs of singular vectors cancel; (made) our folder in PEFT, without a warning,
+against ours; (trained) ours after 5 steps against PEFT after the same steps from its own beginning; (theirs) that adapter of PEFT, saved with
+`path_initial_model_for_weight_conversion`, against ours; (converted) our adapter of `model convert-adapter` in PEFT against ours of the
+trained one; (unmerged) the weights of `model unmerge` after PEFT has merged an adapter. All but (trained) have the limit 1e-5.
+
 Used with torch 2.11.0, transformers 5.23.0 and peft 0.21.2.
 """
 
@@ -20,7 +26,8 @@ from pathlib import Path
 import torch
 from families_transformers import FAMILIES, ROWS, STEPS, difference, make, ours, rows, theirs
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 HERE = Path(__file__).resolve().parent
@@ -126,6 +133,79 @@ def check(binary, family, kind, scratch):
     return made, trained, saved
 
 
+def run(binary, *words):
+    done = subprocess.run([binary, *words], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+
+
+def init_there(family, init, rslora, base, initial):
+    """A model of PEFT with the initial adapter, which is also saved in `initial`."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    settings = dict(r=4, lora_alpha=6, target_modules=TARGETS[family], fan_in_fan_out=family == "gpt2", task_type="CAUSAL_LM")
+    model = get_peft_model(model, LoraConfig(init_lora_weights=init, use_rslora=rslora, **settings))
+    model.peft_config["default"].init_lora_weights = True
+    model.save_pretrained(initial)
+    model.peft_config["default"].init_lora_weights = init
+    return model.eval()
+
+
+def products(folder):
+    weights = load_file(folder / "adapter_model.safetensors")
+    return {name: weights[name.replace("lora_A", "lora_B")] @ a for name, a in weights.items() if "lora_A" in name}
+
+
+def check_init(binary, family, init, rslora, scratch):
+    base, initial, theirs_initial = scratch / "base", scratch / "initial", scratch / "theirs-initial"
+    make(family, FAMILIES[family], base)
+    flags = ["--rank", "4", "--alpha", "6", "--target", ",".join(TARGETS[family]), *(["--rslora"] if rslora else [])]
+    run(binary, "model", "init-adapter", base, "--init", init, *flags, "--out", initial)
+    model = init_there(family, init, rslora, base, theirs_initial)
+    one, other = products(initial), products(theirs_initial)
+    assert one.keys() == other.keys(), one.keys() ^ other.keys()
+    product = max((one[name] - other[name]).abs().max().item() for name in one)
+
+    held, train = rows()[-6:], rows()[:-6]
+    made = difference(theirs(load_without_warning(initial / "base", initial), held), ours(binary, initial, held, scratch))
+    assert difference(ours(binary, base, held, scratch), ours(binary, initial, held, scratch)) < LOADED
+
+    final = train_here(binary, initial, train, scratch)
+    train_there(model, train)
+    after, there = ours(binary, final, held, scratch), theirs(model, held)
+    trained = difference(there, after)
+
+    model.save_pretrained(scratch / "theirs", path_initial_model_for_weight_conversion=str(theirs_initial))
+    saved = difference(there, ours(binary, scratch / "theirs", held, scratch))
+    run(binary, "model", "convert-adapter", final, "--initial", initial, "--base", base, "--out", scratch / "converted")
+    converted = difference(theirs(load_without_warning(base, scratch / "converted"), held), after)
+
+    merged = load_without_warning(base, scratch / "converted").merge_and_unload()
+    merged.save_pretrained(scratch / "merged")
+    AutoTokenizer.from_pretrained(base).save_pretrained(scratch / "merged")
+    unmerge = ["--adapter", scratch / "converted", "--out", scratch / "unmerged"]
+    run(binary, "model", "unmerge", scratch / "merged", *unmerge)
+    one, other = (load_file(scratch / folder / "model.safetensors") for folder in ["unmerged", "base"])
+    assert one.keys() == other.keys(), one.keys() ^ other.keys()
+    unmerged = max((one[name] - other[name]).abs().max().item() for name in one)
+    return product, made, trained, saved, converted, unmerged
+
+
+def check_inits(binary):
+    names = ["product", "made", "trained", "theirs", "converted", "unmerged"]
+    print(f"\n{'family':<12}{'init':<16}" + "".join(f"{name:>11}" for name in names))
+    failed = False
+    for family in [family for family in TARGETS if family != "mixtral"]:
+        for init, rslora in [("pissa", False), ("pissa", True), ("olora", False), ("olora", True)]:
+            if (family, init) == ("gpt2", "olora"):
+                continue  # PEFT decomposes the transposed weight of a Conv1D, whose factors have other shapes.
+            with tempfile.TemporaryDirectory() as scratch:
+                found = check_init(binary, family, init, rslora, Path(scratch))
+            limits = [TRAINED if name == "trained" else LOADED for name in names]
+            failed |= any(one > limit for one, limit in zip(found, limits, strict=True))
+            print(f"{family:<12}{init + ' rslora' * rslora:<16}" + "".join(f"{one:>11.1e}" for one in found), flush=True)
+    return failed
+
+
 def main():
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -138,6 +218,7 @@ def main():
                 made, trained, saved = check(binary, family, kind, Path(scratch))
             failed |= made > LOADED or trained > TRAINED or saved > LOADED
             print(f"{family:<12}{kind:<12}{made:>10.1e}{trained:>10.1e}{saved:>10.1e}")
+    failed |= check_inits(binary)
     sys.exit(failed)
 
 

@@ -34,8 +34,11 @@ impl Server {
         let mut child = scratch.command(&words).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let mut errors = BufReader::new(child.stderr.take().unwrap());
-        errors.read_line(&mut line).unwrap();
-        let address = line.split("http://127.0.0.1:").nth(1).unwrap_or_else(|| panic!("{line}"));
+        // Notices about the models come first.
+        while !line.contains("http://127.0.0.1:") {
+            assert!(errors.read_line(&mut line).unwrap() > 0, "{line}");
+        }
+        let address = line.split("http://127.0.0.1:").nth(1).unwrap();
         let port = address.split('/').next().unwrap().parse().unwrap();
         // Nobody must wait for this server to be read.
         let errors = Some(thread::spawn(move || {

@@ -103,6 +103,8 @@ mod lora;
 
 // Several adapters on one model that answers.
 mod adapters;
+// Adapters that begin with a part of the weights of their model.
+mod init_adapter;
 
 // Models as files of llama.cpp.
 mod gguf;

@@ -25,8 +25,9 @@ pub(crate) use eval::{
     EvalShowArgs, JudgeMode,
 };
 pub(crate) use model::{
-    BatchArgs, GenerateArgs, GgufDtype, ModelArgs, ModelCommand, ModelExportArgs, ModelImportArgs,
-    ModelInfoArgs, ModelInitArgs, ModelMergeArgs, SamplingArgs, SpeculationArgs,
+    AdapterInit, BatchArgs, GenerateArgs, GgufDtype, ModelArgs, ModelCommand, ModelConvertAdapterArgs,
+    ModelExportArgs, ModelImportArgs, ModelInfoArgs, ModelInitAdapterArgs, ModelInitArgs, ModelMergeArgs,
+    ModelUnmergeArgs, QuantizeType, SamplingArgs, SpeculationArgs,
 };
 pub(crate) use runs::{
     ReportArgs, RunsCommand, RunsCompareArgs, RunsLsArgs, RunsPlotArgs, RunsShowArgs, WatchArgs,

@@ -2,7 +2,7 @@
 //! weights.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datasets::Tokenizer;
@@ -12,6 +12,7 @@ use inference::remote::{RemoteError, is_endpoint};
 use inference::session::{load_tokenizer, stop_ids};
 use models::causal_lm::LoadOptions;
 use models::config::Config;
+use models::lora::AdapterFolder;
 use parallel::ProcessGroups;
 use serde_json::json;
 use tch::{Device, Kind};
@@ -23,12 +24,26 @@ use crate::output;
 /// The folder of a model: a local folder, or the cached copy of a hub model, which is downloaded if needed.
 /// For the folder of a run, this is the folder of its trained model, `final/`. An endpoint has no folder.
 pub(crate) fn find(model: &str) -> anyhow::Result<ModelFolder> {
+    Ok(ModelFolder::open(find_path(model)?)?)
+}
+
+/// The folder of an adapter, found as [`find`] finds it. The model that it belongs to need not be there.
+pub(crate) fn find_adapter(model: &str) -> anyhow::Result<AdapterFolder> {
+    let path = find_path(model)?;
+    if AdapterFolder::is_one(&path) {
+        return Ok(AdapterFolder::open(&path)?);
+    }
+    let problem = "this is no adapter: it has no adapter_config.json".to_owned();
+    Err(ConfigError::Argument { argument: path.display().to_string(), problem }.into())
+}
+
+fn find_path(model: &str) -> anyhow::Result<PathBuf> {
     if is_endpoint(model) {
         return Err(RemoteError::WeightsWanted { address: model.to_owned() }.into());
     }
     let folder = datasets::hub::resolve(model)?;
     if folder.join("config.json").exists() || !folder.join("run.toml").exists() {
-        return Ok(ModelFolder::open(folder)?);
+        return Ok(folder);
     }
     let made = folder.join("final");
     if !made.is_dir() {
@@ -36,7 +51,17 @@ pub(crate) fn find(model: &str) -> anyhow::Result<ModelFolder> {
         return Err(ConfigError::Argument { argument, problem: no_model_message(&folder) }.into());
     }
     print_stderr(&format!("{}: the folder of a run; its model is {}", folder.display(), made.display()));
-    Ok(ModelFolder::open(made)?)
+    Ok(made)
+}
+
+/// How the file of an adapter names a model folder: by its name and commit on the hub if it comes from there,
+/// otherwise by its whole path.
+pub(crate) fn name_of_base(folder: &Path) -> (String, Option<String>) {
+    let path = || std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()).display().to_string();
+    match datasets::hub::cached_model(folder) {
+        Some((name, commit)) => (name, Some(commit)),
+        None => (path(), None),
+    }
 }
 
 /// The error message for the folder of a run or pipeline that has no model of its own. It names the folders

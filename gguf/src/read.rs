@@ -262,9 +262,10 @@ impl Header<'_> {
 
     /// The error of a file, or of the most that is read before its data, that ends too early.
     fn ends_in(&self, what: &str) -> Error {
-        self.malformed(match self.size > MAX_HEADER {
-            true => format!("{what} goes beyond the 128 MiB that may come before the data"),
-            false => format!("it ends in {what}"),
+        self.malformed(if self.size > MAX_HEADER {
+            format!("{what} goes beyond the 128 MiB that may come before the data")
+        } else {
+            format!("it ends in {what}")
         })
     }
 

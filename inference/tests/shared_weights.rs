@@ -56,7 +56,7 @@ fn make(folder: &Path) -> (PathBuf, Vec<PathBuf>) {
 /// Gives the trained numbers of a model other values.
 fn change(model: &impl Segmented, name: &str) {
     for parameter in model.parameters().iter().filter(|parameter| parameter.tensor.requires_grad()) {
-        let number = parallel::fnv1a(&format!("{name} {}", parameter.name)) % 1000;
+        let number = parallel::fnv1a(format!("{name} {}", parameter.name)) % 1000;
         let first = f64::from(u32::try_from(number).unwrap());
         let mut tensor = parameter.tensor.detach();
         let values = Tensor::arange(tensor.numel() as i64, (Kind::Float, Device::Cpu)) + first;

@@ -15,11 +15,9 @@ mod names;
 mod rope;
 mod settings;
 
-use crate::Error;
-use crate::causal_lm::LoadOptions;
+use tch::Tensor;
+
 use crate::config::Config;
-use crate::decoder::{DecoderSpec, HeadKind, load};
-use tch::{Device, Kind, Tensor};
 
 /// A model of llama.cpp that computes what a family here computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,13 +67,6 @@ fn transposed(tensor: &Tensor, heads: i64, inner: impl Fn(i64) -> [i64; 2]) -> T
     let shape = tensor.size();
     let [first, second] = inner(shape[0] / heads / 2);
     tensor.reshape([heads, first, second, -1]).transpose(1, 2).reshape(&shape)
-}
-
-/// The names and shapes of the parameters of a language model, in order of use.
-fn parameters(config: &Config) -> Result<Vec<(String, Vec<i64>)>, Error> {
-    let options = LoadOptions::frozen(Kind::Float, Device::Cpu);
-    let specs = load::weight_specs(DecoderSpec::whole(config.clone(), HeadKind::Vocabulary), &options)?;
-    Ok(specs.into_iter().map(|spec| (spec.parameter.name, spec.shape)).collect())
 }
 
 #[cfg(test)]

@@ -42,6 +42,7 @@ pub mod quantize;
 pub mod rope;
 pub mod scalar_model;
 mod sequence_parallel;
+mod stored_model;
 pub mod tensor_parallel_region;
 pub mod vocab_parallel;
 pub mod weights;

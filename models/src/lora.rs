@@ -14,8 +14,10 @@
 //!
 //! ```text
 //!   config   which layers are adapted and how: PEFT's adapter_config.json
+//!   init     the values that an adapter begins with
 //!   linear   the adapter of one linear layer
 //!   folder   adapters on disk: PEFT's adapter_model.safetensors
+//!   rebase   adapters whose model has other weights than they were made for
 //! ```
 //! On tensor-parallel ranks, a layer whose outputs are sharded has `A` whole on every rank, each of which uses
 //! it for other outputs: the gradient of `A` is a partial sum. A layer whose inputs are sharded has `B` whole:
@@ -23,8 +25,11 @@
 
 pub mod config;
 pub mod folder;
+pub mod init;
 pub(crate) mod linear;
+pub mod rebase;
 
-pub use config::{AdapterFile, Bias, Init, LoraConfig, LoraPlan, LoraTarget};
+pub use config::{AdapterFile, Bias, LoraConfig, LoraPlan, LoraTarget};
 pub use folder::AdapterFolder;
+pub use init::{Init, WeightInit};
 pub use linear::LoraLinear;

@@ -191,6 +191,25 @@ Example:
 Example:
   colossal-chat model merge runs/sft/final --out merged")]
     Merge(ModelMergeArgs),
+    /// Take an adapter that was merged into a model out of it again.
+    #[command(after_help = "\
+Example:
+  colossal-chat model unmerge merged --adapter runs/sft/final --out base")]
+    Unmerge(ModelUnmergeArgs),
+    /// Make an adapter that begins with a part of its model's weights: PiSSA, OLoRA or LoftQ.
+    #[command(after_help = "\
+With pissa and olora, OUT/base is the model that the adapter belongs to: what the adapter took is not in its weights.
+Train with the folder as [model] path, and without [model.lora].
+
+Examples:
+  colossal-chat model init-adapter base --init pissa --rank 16 --out pissa
+  colossal-chat model init-adapter base --init loftq --quantize nf4 --rank 16 --out loftq")]
+    InitAdapter(ModelInitAdapterArgs),
+    /// Make an adapter of the original model of one that was trained from `init-adapter` with pissa or olora.
+    #[command(after_help = "\
+Example:
+  colossal-chat model convert-adapter runs/sft/final --initial pissa --base base --out lora")]
+    ConvertAdapter(ModelConvertAdapterArgs),
     /// Write a language model as a GGUF file, which llama.cpp reads.
     #[command(after_help = "\
 The file has the tokenizer, the end tokens and the chat template. LLaMA, Qwen2 and Qwen3 can be written.
@@ -229,6 +248,91 @@ pub(crate) struct ModelMergeArgs {
     /// The numbers of the written weights. The sums are computed in fp32 and rounded once.
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
     pub(crate) dtype: Dtype,
+}
+
+/// `model unmerge`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelUnmergeArgs {
+    /// The folder of the whole model, or a hub name `owner/name[@revision]`.
+    #[arg(value_name = "DIR")]
+    pub(crate) model: String,
+    /// The folder of the adapter in its weights, or a hub name `owner/name[@revision]`.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) adapter: String,
+    /// The folder for the model without it. The differences are computed in fp32, and stored as in the model.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
+/// `model init-adapter`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelInitAdapterArgs {
+    /// The folder of a whole model, or a hub name `owner/name[@revision]`.
+    #[arg(value_name = "DIR")]
+    pub(crate) model: String,
+    /// What the adapter begins with.
+    #[arg(long, value_name = "INIT", value_enum)]
+    pub(crate) init: AdapterInit,
+    /// The rank: the number of rows of `A`.
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(crate) rank: i64,
+    /// The numerator of the factor of the adapter's output, whose denominator is the rank [default: the rank].
+    #[arg(long, value_name = "ALPHA", allow_negative_numbers = true)]
+    pub(crate) alpha: Option<f64>,
+    /// The adapted layers, by name or end of name [default: every linear layer but the head and the routers of
+    /// experts].
+    #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
+    pub(crate) target: Vec<String>,
+    /// Take the square root of the rank as the denominator (rsLoRA).
+    #[arg(long)]
+    pub(crate) rslora: bool,
+    /// For loftq: how training holds the weights of the model, `model.quantize`.
+    #[arg(long, value_name = "TYPE", value_enum, required_if_eq("init", "loftq"))]
+    pub(crate) quantize: Option<QuantizeType>,
+    /// For pissa and olora: the numbers of the changed weights. The differences are computed in fp32 and rounded
+    /// once [default: float32].
+    #[arg(long, value_name = "TYPE", value_enum)]
+    pub(crate) dtype: Option<Dtype>,
+    /// The folder for the adapter. It stays where it is: the adapter names its model by the whole path.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
+/// What an adapter begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AdapterInit {
+    /// The largest singular values of each weight, with their vectors.
+    Pissa,
+    /// The first columns of the QR decomposition of each weight.
+    Olora,
+    /// The largest part of what quantisation takes from each weight.
+    Loftq,
+}
+
+/// How weights are held in codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum QuantizeType {
+    /// Four bits.
+    Nf4,
+    /// Eight bits.
+    Int8,
+}
+
+/// `model convert-adapter`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelConvertAdapterArgs {
+    /// The folder of the trained adapter, or a hub name `owner/name[@revision]`.
+    #[arg(value_name = "DIR")]
+    pub(crate) trained: String,
+    /// The folder of the adapter that the training began with.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) initial: String,
+    /// The model that the initial adapter was made of, or a hub name `owner/name[@revision]`.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) base: String,
+    /// The folder for the adapter of --base, of twice the rank.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
 }
 
 /// `model export`.

@@ -1,6 +1,7 @@
-//! `model`: describes a model folder, makes one with random weights, one of an adapter and its model, and one
-//! of a GGUF file, and writes such a file.
+//! `model`: describes a model folder, makes one with random weights, one of an adapter and its model or of the
+//! two in one, and one of a GGUF file, and writes such a file and adapters.
 
+mod adapter;
 mod gguf;
 mod stored;
 
@@ -15,8 +16,7 @@ use models::config::Config;
 use serde::Serialize;
 use tch::{Device, Kind};
 
-use crate::args::{ModelCommand, ModelInfoArgs, ModelInitArgs, ModelMergeArgs};
-use crate::config::ConfigError;
+use crate::args::{ModelCommand, ModelInfoArgs, ModelInitArgs};
 use crate::console::{print, print_stderr};
 use crate::model_folder;
 use crate::output;
@@ -56,7 +56,10 @@ pub(crate) fn run(command: &ModelCommand) -> anyhow::Result<()> {
     match command {
         ModelCommand::Info(arguments) => info(arguments),
         ModelCommand::Init(arguments) => init(arguments),
-        ModelCommand::Merge(arguments) => merge(arguments),
+        ModelCommand::Merge(arguments) => adapter::merge(arguments),
+        ModelCommand::Unmerge(arguments) => adapter::unmerge(arguments),
+        ModelCommand::InitAdapter(arguments) => adapter::init(arguments),
+        ModelCommand::ConvertAdapter(arguments) => adapter::convert(arguments),
         ModelCommand::Export(arguments) => gguf::export(arguments),
         ModelCommand::Import(arguments) => gguf::import(arguments),
     }
@@ -145,40 +148,6 @@ fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {
         "{} holds a model with random weights (seed {})",
         arguments.out.display(),
         arguments.seed
-    ));
-    Ok(())
-}
-
-/// Writes a model without adapters that computes what a model with an adapter does.
-fn merge(arguments: &ModelMergeArgs) -> anyhow::Result<()> {
-    output::check_output_folder(&arguments.out)?;
-    let folder = model_folder::find(&arguments.model)?;
-    let Some(base) = folder.base() else {
-        let (argument, problem) =
-            (arguments.model.clone(), "this is a whole model: give the folder of an adapter");
-        return Err(ConfigError::Argument { argument, problem: problem.to_owned() }.into());
-    };
-
-    // The sums are computed in fp32, whatever is written.
-    let loading = model_folder::frozen_options(Kind::Float, Device::Cpu);
-    let writing = model_folder::frozen_options(arguments.dtype.kind(), Device::Cpu);
-    let tokenizer = load_tokenizer(folder.tokenizer_path(), None)?;
-    checkpoint::write_folder(&arguments.out, |out| {
-        if folder.config()?.is_sequence_classification() {
-            folder.scalar_model(&loading)?.merge(&writing)?.save(out)?;
-            tokenizer.save(out)?;
-        } else {
-            let model = folder.causal_lm(&loading)?.merge(&writing)?;
-            model.save(out)?;
-            model_folder::save_tokenizer(out, &tokenizer, model.config())?;
-        }
-        anyhow::Ok(())
-    })?;
-
-    let (out, adapter) = (arguments.out.display(), folder.path().display());
-    print_stderr(&format!(
-        "{out} holds the model {} with the adapter {adapter} in its weights",
-        base.display()
     ));
     Ok(())
 }

@@ -169,10 +169,9 @@ impl EvalJob<'_> {
         let mut cache = self.responses(share.rank)?;
         let local = groups.map_or(LocalRank::SINGLE, ProcessGroups::local_rank);
         let mut weights = SharedWeights::default();
-        let mut open = |candidate: &Candidate| candidate.open(&self.host, local, &mut weights);
-        let ask = |candidate| {
-            let mut model = open(candidate)?;
-            self.ask(candidate, model.as_mut(), (evaluation, share), &mut cache)
+        let ask = |candidate: &Candidate| {
+            let mut model = candidate.open(&self.host, local, &mut weights)?;
+            ask(candidate, model.as_mut(), (evaluation, share), &mut cache)
         };
         self.candidates.iter().map(ask).collect()
     }
@@ -187,28 +186,6 @@ impl EvalJob<'_> {
             cache.read_also(&other, &file.map_err(io_error(&other))?)?;
         }
         Ok(cache)
-    }
-
-    /// Asks a model the requests of this process.
-    fn ask(
-        &self,
-        candidate: &Candidate,
-        model: &mut dyn LanguageModel,
-        (evaluation, share): (&Evaluation, Share),
-        cache: &mut ResponseCache,
-    ) -> anyhow::Result<Answers> {
-        let mut model = SharedModel { model, share };
-        let mut progress = (share.rank == 0).then(RequestProgress::new);
-        let answers = evaluation.ask(&mut model, cache, &mut |state| {
-            // The progress of one process stands for all.
-            if let Some(progress) = &mut progress {
-                progress.show(&candidate.name, state);
-            }
-        });
-        if let Some(progress) = progress {
-            progress.end(&answers);
-        }
-        Ok(answers?)
     }
 
     /// What decides the results. A folder holds the results of one such evaluation.
@@ -233,6 +210,27 @@ impl EvalJob<'_> {
             "max_length": self.host.max_length,
         })
     }
+}
+
+/// Asks a model the requests of this process.
+fn ask(
+    candidate: &Candidate,
+    model: &mut dyn LanguageModel,
+    (evaluation, share): (&Evaluation, Share),
+    cache: &mut ResponseCache,
+) -> anyhow::Result<Answers> {
+    let mut model = SharedModel { model, share };
+    let mut progress = (share.rank == 0).then(RequestProgress::new);
+    let answers = evaluation.ask(&mut model, cache, &mut |state| {
+        // The progress of one process stands for all.
+        if let Some(progress) = &mut progress {
+            progress.show(&candidate.name, state);
+        }
+    });
+    if let Some(progress) = progress {
+        progress.end(&answers);
+    }
+    Ok(answers?)
 }
 
 /// The file of the answers of one process.

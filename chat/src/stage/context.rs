@@ -185,13 +185,7 @@ pub(super) fn first_adapter(
                        out, or merge the adapter first with `model merge`";
         return Err(refused("model.lora", message));
     }
-    let (base, revision) = match datasets::hub::cached_model(folder.path()) {
-        Some((name, commit)) => (name, Some(commit)),
-        None => {
-            let path = std::path::absolute(folder.path()).unwrap_or_else(|_| folder.path().to_owned());
-            (path.display().to_string(), None)
-        }
-    };
+    let (base, revision) = model_folder::name_of_base(folder.path());
     let base_hash = Some(WeightFolder::open(folder.path())?.content_hash()?);
     let file = AdapterFile { lora: lora.clone(), base: Some(base), revision, base_hash };
     Ok(Some(Arc::new(file.plan("[model.lora]")?)))

@@ -1,20 +1,20 @@
 //! Writes a model as a GGUF file, one tensor after the other.
 
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gguf::{GgufWriter, Metadata, TensorInfo, TensorType, Value, q8_0};
+use parallel::Segmented;
 use parallel::residency::HeldWeights;
-use parallel::{Placement, Segmented};
 use tch::{Device, Kind, Tensor};
 
 use super::names::gguf_name;
-use super::{Family, interleave, parameters, rope, settings};
+use super::{Family, interleave, rope, settings};
 use crate::Error;
-use crate::causal_lm::{CausalLm, refuse_reward_model};
+use crate::causal_lm::CausalLm;
 use crate::config::Config;
-use crate::decoder::load::{check_finite, check_tied_head, is_ignorable, spellings};
-use crate::weights::WeightFolder;
+use crate::decoder::load::check_finite;
+use crate::stored_model::{StoredModel, parameters};
 
 /// The numbers that are converted at a time; a multiple of every block.
 const PIECE: i64 = 1 << 20;
@@ -99,68 +99,45 @@ impl GgufExport {
             write_values(&mut writer, path, info, values)?;
         }
 
-        let mut weights = Weights::open(self, source)?;
-        for (index, (name, info)) in self.tensors.iter().enumerate() {
-            let mut values = weights.values(index)?;
+        let mut weights = Weights::open(source)?;
+        for (name, info) in &self.tensors {
+            let mut values = weights.values(name)?;
             if let Some(heads) = self.family.interleaved_heads(name, &self.config) {
                 values = interleave(&values, heads);
             }
             write_values(&mut writer, path, info, &values)?;
         }
-        weights.check_all_used()?;
         writer.finish().and_then(|mut output| output.flush()).map_err(io)
     }
 }
 
 /// The weights of a model that is being written.
-struct Weights<'a> {
-    export: &'a GgufExport,
-    source: ExportSource<'a>,
-    files: Option<(PathBuf, WeightFolder)>,
-    held: HeldWeights<'a>,
+enum Weights<'a> {
+    Stored(Box<StoredModel>),
+    Held { model: &'a CausalLm, held: HeldWeights<'a> },
 }
 
 impl<'a> Weights<'a> {
-    fn open(export: &'a GgufExport, source: ExportSource<'a>) -> Result<Self, Error> {
-        let files = match source {
-            ExportSource::Folder(folder) => {
-                refuse_reward_model(folder)?;
-                Some((folder.to_owned(), WeightFolder::open(folder)?))
-            }
-            ExportSource::Model(_) => None,
-        };
-        Ok(Self { export, source, files, held: HeldWeights::none() })
+    fn open(source: ExportSource<'a>) -> Result<Self, Error> {
+        Ok(match source {
+            ExportSource::Folder(folder) => Self::Stored(Box::new(StoredModel::open(folder)?)),
+            ExportSource::Model(model) => Self::Held { model, held: HeldWeights::none() },
+        })
     }
 
     /// The values of a parameter, which are finite.
-    fn values(&mut self, index: usize) -> Result<Tensor, Error> {
-        let (name, info) = &self.export.tensors[index];
-        let shape: Vec<i64> = info.shape.iter().map(|&size| size as i64).collect();
-        let (origin, values) = match (&mut self.files, self.source) {
-            (Some((folder, files)), _) => {
-                let (names, all) = (&self.export.config.architecture().names, Placement::Replicate);
-                let reader = files.reader(&spellings(names, name), &shape, &all)?;
-                let is_embedding = name.strip_suffix(".weight") == Some(names.token_embedding);
-                if is_embedding && self.export.config.architecture().tie_word_embeddings {
-                    check_tied_head(files, folder, names, &shape, &all, &reader)?;
-                }
-                (folder.clone(), reader.read()?)
-            }
-            (None, ExportSource::Model(model)) => {
-                let parameters = model.parameters();
-                let found = parameters.iter().position(|parameter| parameter.name == *name);
-                let index = found.expect("the model has the parameters of its configuration");
-                self.held.fetch_next(model.residency(), index)?;
-                (PathBuf::from(self.export.config.origin()), parameters[index].tensor.detach())
-            }
-            (None, ExportSource::Folder(_)) => unreachable!("a folder was opened"),
+    fn values(&mut self, name: &str) -> Result<Tensor, Error> {
+        let (model, held) = match self {
+            Self::Stored(model) => return model.values(name),
+            Self::Held { model, held } => (*model, held),
         };
-        check_finite(&origin, name, &values)?;
+        let parameters = model.parameters();
+        let found = parameters.iter().position(|parameter| parameter.name == name);
+        let index = found.expect("the model has the parameters of its configuration");
+        held.fetch_next(model.residency(), index)?;
+        let values = parameters[index].tensor.detach();
+        check_finite(Path::new(model.config().origin()), name, &values)?;
         Ok(values.to_device(Device::Cpu))
-    }
-
-    fn check_all_used(&self) -> Result<(), Error> {
-        self.files.as_ref().map_or(Ok(()), |(_, files)| files.check_all_used(is_ignorable))
     }
 }
 

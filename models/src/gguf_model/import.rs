@@ -11,10 +11,11 @@ use parallel::safetensors_file::TensorSpec;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::names::{ROPE_FREQS, gguf_name};
-use super::{Family, parameters, rope, separate, settings};
+use super::{Family, rope, separate, settings};
 use crate::Error;
 use crate::config::Config;
 use crate::decoder::load::check_finite;
+use crate::stored_model::parameters;
 use crate::weights;
 
 /// The numbers that are read at a time; a multiple of every block.

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use gguf::{GgufFile, Metadata, TensorType, Value};
 use serde_json::{Value as Json, json};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::export::{ExportSource, GgufExport};
 use super::import::GgufImport;
 use super::*;
+use crate::Error;
 use crate::causal_lm::CausalLm;
 use crate::decoder::LoadOptions;
 use parallel::Segmented;

@@ -8,6 +8,7 @@ use fancy_regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::init::{self, Init};
 use crate::Error;
 use crate::config::read_text;
 
@@ -101,37 +102,6 @@ pub enum Bias {
     All,
     /// The biases of adapted layers.
     LoraOnly,
-}
-
-/// The values that new adapters begin with. The output of each adapted layer stays what it was.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Init {
-    /// `A` uniform between `-1/sqrt(in)` and `1/sqrt(in)`, `B` zero.
-    #[default]
-    Default,
-    /// `A` normal with deviation `1/r`, `B` zero.
-    Gaussian,
-}
-
-impl Serialize for Init {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Default => serializer.serialize_bool(true),
-            Self::Gaussian => serializer.serialize_str("gaussian"),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Init {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match Value::deserialize(deserializer)? {
-            Value::Bool(true) => Ok(Self::Default),
-            Value::String(name) if name == "gaussian" => Ok(Self::Gaussian),
-            other => Err(serde::de::Error::custom(format!(
-                "`init_lora_weights` must be true or \"gaussian\", got {other}"
-            ))),
-        }
-    }
 }
 
 /// The adapter of one layer.
@@ -320,6 +290,35 @@ impl LoraPlan {
         self.config().modules_to_save.as_ref().is_some_and(|names| ends_with_one(module, names))
     }
 
+    /// Returns an error for DoRA, whose output is no sum of the layer's own and the adapter's. `fix` says what
+    /// to do instead.
+    pub(crate) fn refuse_dora(&self, fix: &str) -> Result<(), Error> {
+        if self.config().use_dora {
+            return Err(refused(&self.origin, "use_dora", true.to_string(), fix));
+        }
+        Ok(())
+    }
+
+    /// Returns an error for weights of the model itself that are trained beside the adapters.
+    pub(crate) fn refuse_trained_weights(&self, fix: &str) -> Result<(), Error> {
+        let LoraConfig { bias, modules_to_save, .. } = self.config();
+        if *bias != Bias::None {
+            let value = serde_json::to_string(bias).expect("a name is plain data");
+            return Err(refused(&self.origin, "bias", value, fix));
+        }
+        match modules_to_save {
+            Some(names) if !names.is_empty() => {
+                Err(refused(&self.origin, "modules_to_save", format!("{names:?}"), fix))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The error of a setting that does not fit the layer `module`.
+    pub(crate) fn misfit(&self, module: &str, expected: String, got: String) -> Error {
+        Error::Field { path: self.origin.clone(), key: module.to_owned(), expected, got }
+    }
+
     /// The value of the pattern that matches a module; `None` if none does.
     fn by_pattern<T: Copy>(
         &self,
@@ -427,6 +426,10 @@ impl AdapterFile {
         }
         // An absent setting has its default, and PEFT writes null for it.
         map.retain(|_, value| !is_unset(value));
+        let begins = map.get("init_lora_weights").and_then(Value::as_str);
+        if let Some((name, fix)) = begins.and_then(|name| Some((name, init::fix_for_peft(name)?))) {
+            return Err(refused(origin, "init_lora_weights", format!("{name:?}"), fix));
+        }
         if let Some((key, value)) = map.iter().find(|(key, _)| !KNOWN.contains(&key.as_str())) {
             let fix = "train the adapter without it, or merge the adapter into its model with PEFT first";
             return Err(refused(origin, key, value.to_string(), fix));
@@ -564,6 +567,17 @@ mod tests {
                 "`trainable_token_indices` = [1,2] is not supported",
             ),
             ("init_lora_weights", "eva".into(), "`init_lora_weights` must be true or \"gaussian\""),
+            (
+                "init_lora_weights",
+                "pissa_niter_4".into(),
+                "a.json: `init_lora_weights` = \"pissa_niter_4\" is not supported: the adapter belongs to weights that \
+                 PEFT has changed: save it with `path_initial_model_for_weight_conversion`",
+            ),
+            (
+                "init_lora_weights",
+                "loftq".into(),
+                "`init_lora_weights` = \"loftq\" is not supported: the adapter belongs to weights that PEFT has quantised",
+            ),
             ("r", 0.into(), "a.json: `r` must be a whole number from 1 to 65536, got 0"),
             ("r", (-3).into(), "`r` must be a whole number from 1"),
             ("r", "8".into(), "a.json is no valid JSON: invalid type"),

@@ -41,9 +41,9 @@ pub struct AdapterFolder {
 impl AdapterFolder {
     /// Opens a folder and checks its settings and the header of its weights.
     pub fn open(path: &Path) -> Result<Self, Error> {
+        let file = AdapterFile::from_folder(path)?;
         let weights = WeightFolder::open_file(path, ADAPTER_WEIGHTS)?;
-        let base_hash = weights.metadata(BASE_HASH).map(str::to_owned);
-        let file = AdapterFile { base_hash, ..AdapterFile::from_folder(path)? };
+        let file = AdapterFile { base_hash: weights.metadata(BASE_HASH).map(str::to_owned), ..file };
         let plan = Arc::new(file.plan(&path.join(ADAPTER_CONFIG).display().to_string())?);
         Ok(Self { path: path.to_owned(), plan, weights })
     }

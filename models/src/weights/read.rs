@@ -140,6 +140,11 @@ pub(crate) struct TensorReader {
 }
 
 impl TensorReader {
+    /// The kind of the tensor when it is read: the dtype of the file.
+    pub(crate) fn kind(&self) -> Result<Kind, Error> {
+        Ok(self.file.kind(&self.name, &self.shape)?)
+    }
+
     /// Reads this rank's shard, in the dtype of the file.
     pub(crate) fn read(&self) -> Result<Tensor, Error> {
         let Self { file, name, shape, placement, resized } = self;

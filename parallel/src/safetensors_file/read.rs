@@ -116,6 +116,11 @@ impl TensorFile {
         self.entries.get(name).map(|entry| entry.dtype.as_str())
     }
 
+    /// The kind of the tensor `name`, whose full shape is `shape`, when it is read.
+    pub fn kind(&self, name: &str, shape: &[i64]) -> Result<Kind, Error> {
+        Ok(self.entry(name, shape)?.1)
+    }
+
     /// The bytes that a tensor takes in the file, if the file has it.
     pub fn num_bytes(&self, name: &str) -> Option<u64> {
         self.entries.get(name).map(|entry| entry.end - entry.start)
