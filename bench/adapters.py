@@ -18,11 +18,7 @@ LORA = [f"model.lora.r={RANK}", f"model.lora.lora_alpha={2 * RANK}"]
 FACTORS = [1, 3, 10]
 # The learning rates of the full models: DPO has the best one of bench/preference.py, the others those of the demo.
 RATES = {"SFT": 2e-3, "DPO": 3e-5, "PPO": 5e-5}
-REWARD_RATE, CRITIC_RATE = 5e-4, 5e-4
-DPO = [
-    "dpo.beta=0.1", "train.steps=300", "train.micro_batch_size=64", "train.warmup_steps=20", "train.scheduler=linear",
-    "log.every=10", "checkpoint.every=0", "data.max_length=128",
-]
+REWARD_RATE, CRITIC_RATE, BETA = 5e-4, 5e-4, 0.1
 
 
 def main():
@@ -60,19 +56,12 @@ def with_adapters(options, name, suffix, seed, demo, factor):
 
 def of_demo(options, label, stage, demo, settings):
     """A stage with the file of the demo and some settings. Paths in the file may be relative to the folder of the demo."""
-    sets = words([f"out={options.work / label}", *settings])
+    sets = demos.words([f"out={options.work / label}", *settings])
     return demos.train(options, label, stage, "--config", demo / stage / "run.toml", *sets, folder=demo.parent)
 
 
 def dpo(options, label, seed, demo, rate, settings):
-    sets = [f"out={options.work / label}", f"seed={seed}", f"model.path={demo / 'sft/final'}", f"train.lr={rate:g}"]
-    sets += [f"data.train={demo / 'data/preference.parquet'}", *DPO, *settings]
-    (options.work / "empty.toml").write_text("")
-    return demos.train(options, label, "dpo", "--config", "empty.toml", *words(sets))
-
-
-def words(settings):
-    return [word for setting in settings for word in ("--set", setting)]
+    return demos.learn_from_pairs(options, label, "dpo", seed, demo, [f"dpo.beta={BETA}", f"train.lr={rate:g}", *settings])
 
 
 def compare(options, seed, demo, factors):
@@ -96,11 +85,11 @@ def page(rows, seeds, sweep):
         "`bench/adapters.py` makes this page. Do not edit it by hand.", "",
         f"LoRA of rank {RANK} on every linear layer (`{' '.join(LORA)}`) beside full fine-tuning, on the models of the demo (0.92",
         "million parameters). SFT starts from the base model, DPO and PPO from the SFT model that was trained in full. All methods",
-        f"have the rows and steps of the demo; DPO has `{' '.join(DPO)}`.",
+        f"have the rows and steps of the demo; DPO has `dpo.beta={BETA} {' '.join(demos.PAIRS)}`.",
         "The reward model of PPO with adapters is an adapter too, so its policy, reference, critic and reward model share one copy",
         "of the weights. The verifier counts exact matches of the answers to 1,000 held-out questions. Percent, with 95 %",
         "intervals: of a seed by its questions, of the means by the seeds.", "",
-        *demos.score_tables(rows, seeds, {f"{name}, LoRA": name for name in RATES}),
+        *demos.score_tables(rows, seeds, {f"{name}, LoRA": name for name in RATES}, "above full"),
         "## Preferences, time and memory", "",
         "Preferences are how often a model finds the better one of two held-out replies more likely. Seconds are of all steps,",
         "and the peak is of the process; PPO includes its reward model.", "",

@@ -16,6 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 TASKS = "world,world_sampled,world_preference"
 # Of the training questions, which are many.
 LIMIT = 2000
+# What every run has that learns from the pairs of a demo.
+PAIRS = [
+    "train.steps=300", "train.micro_batch_size=64", "train.warmup_steps=20", "train.scheduler=linear", "log.every=10",
+    "checkpoint.every=0", "data.max_length=128",
+]
 
 
 def arguments(description):
@@ -75,6 +80,19 @@ def train(options, label, stage, *words, folder=None):
     return run
 
 
+def learn_from_pairs(options, label, stage, seed, demo, settings):
+    """The run folder of a stage that starts from the SFT model of a demo and learns from its pairs."""
+    sets = [f"out={options.work / label}", f"seed={seed}", f"model.path={demo / 'sft/final'}"]
+    sets += [f"data.train={demo / 'data/preference.parquet'}", *PAIRS, *settings]
+    (options.work / "empty.toml").write_text("")
+    return train(options, label, stage, "--config", "empty.toml", *words(sets))
+
+
+def words(settings):
+    """Settings as words of a command line."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def evaluate(options, label, models, data, *words):
     """The scores of the models by name and task."""
     out = options.work / f"eval-{label}"
@@ -127,17 +145,15 @@ def percent(score):
     return f"{100 * score['value']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def score_tables(rows, seeds, baseline):
+def score_tables(rows, seeds, baseline, above):
     """Tables of exact matches, sampled and greedy: a line for each method, a column for each seed.
 
-    `baseline` maps the methods that are compared with another one to its name.
+    `baseline` maps the methods that are compared with another one to its name; `above` is the title of what they gain.
     """
     value = lambda row, task: 100 * row["scores"][task]["value"]
     of = {name: [row for row in rows if row["name"] == name] for name in dict.fromkeys(row["name"] for row in rows)}
     lines = []
     for task, title in (("world_sampled", "Sampled answers"), ("world", "Greedy answers")):
-        others = list(dict.fromkeys(baseline.values()))
-        above = f"above {others[0]}" if len(others) == 1 else "above the full one"
         lines += [
             f"## {title}", "",
             "| method | " + " | ".join(f"seed {seed}" for seed in seeds) + f" | mean | {above} |",

@@ -13,7 +13,7 @@ import demos
 import machine
 
 PAGE = demos.ROOT / "docs" / "preference-compared.md"
-# Name, stage, and settings beside those of COMMON.
+# Name, stage, and settings beside those of demos.PAIRS.
 ALGORITHMS = [
     ("DPO", "dpo", ["dpo.beta=0.1"]),
     ("IPO", "dpo", ["dpo.loss=ipo", "dpo.beta=0.1"]),
@@ -22,10 +22,6 @@ ALGORITHMS = [
     ("SimPO", "simpo", ["simpo.beta=2.0", "simpo.gamma=1.0"]),
 ]
 RATES = ["3e-6", "1e-5", "3e-5", "1e-4"]
-COMMON = [
-    "train.steps=300", "train.micro_batch_size=64", "train.warmup_steps=20", "train.scheduler=linear", "log.every=10",
-    "checkpoint.every=0",
-]
 
 
 def main():
@@ -40,12 +36,8 @@ def main():
 
 
 def train(options, label, seed, demo, stage, settings, rate):
-    """The run folder of an algorithm that starts from the SFT model of a demo."""
-    sets = [f"out={options.work / label}", f"seed={seed}", f"model.path={demo / 'sft/final'}", "data.max_length=128"]
-    sets += [f"data.train={demo / 'data/preference.parquet'}", f"train.lr={rate}", *COMMON, *settings]
-    (options.work / "empty.toml").write_text("")
-    words = [word for setting in sets for word in ("--set", setting)]
-    return demos.train(options, label, stage, "--config", "empty.toml", *words)
+    """The run folder of an algorithm."""
+    return demos.learn_from_pairs(options, label, stage, seed, demo, [f"train.lr={rate}", *settings])
 
 
 def choose_rates(options, seed, demo):
@@ -80,10 +72,10 @@ def page(rows, seeds, sweep):
         "# Algorithms of preference learning, compared", "",
         "`bench/preference.py` makes this page. Do not edit it by hand.", "",
         "Every algorithm starts from the SFT model of the demo (0.92 million parameters) and learns from the same pairs:",
-        f"`{' '.join(COMMON)}`. PPO learns from its own replies and the reward model of these pairs, with the settings of the",
+        f"`{' '.join(demos.PAIRS)}`. PPO learns from its own replies and the reward model of these pairs, with the settings of the",
         "demo. The verifier counts exact matches of the answers to 1,000 held-out questions. Percent, with 95 % intervals: of a",
         "seed by its questions, of the means by the seeds.", "",
-        *demos.score_tables(rows, seeds, baseline),
+        *demos.score_tables(rows, seeds, baseline, "above SFT"),
         "## Preferences, time and memory", "",
         "Preferences are how often a model finds the better one of two held-out replies more likely. Seconds are of all steps,",
         "and the peak is of the process; PPO includes its reward model.", "",
