@@ -143,10 +143,12 @@ impl InitSizes {
     /// A learning rate: `whole` for a model that is trained whole, and ten times that for adapters (Schulman
     /// et al. 2025, "LoRA Without Regret").
     pub(crate) fn rate(&self, whole: &str) -> String {
-        let tenfold =
-            |(digits, power): (&str, &str)| Some(format!("{digits}e{}", power.parse::<i32>().ok()? + 1));
-        let rate = whole.split_once('e').filter(|_| self.has_adapters).and_then(tenfold);
-        rate.unwrap_or_else(|| whole.to_owned())
+        if !self.has_adapters {
+            return whole.to_owned();
+        }
+        let (digits, power) = whole.split_once('e').expect("a stage writes its rate as 1e-5");
+        let power: i32 = power.parse().expect("a power of ten is a whole number");
+        format!("{digits}e{}", power + 1)
     }
 }
 
