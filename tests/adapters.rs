@@ -1,5 +1,5 @@
-//! Several adapters on one model: the commands that run them answer as they do with the folder of each adapter as
-//! their model.
+//! Several adapters on one model: the commands that run them answer as they do with the folder of each
+//! adapter as their model.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -132,8 +132,10 @@ fn what_is_no_adapter_of_the_model_is_refused_with_the_fix() {
 }
 
 fn serve() -> Server {
-    let base = "base=life/sft/final";
-    let flags = ["--model", base, "--adapter", "a=a", "--adapter", "b=b/final,rm=rm", "--max-num-seqs", "2"];
+    // One of the adapters is a model of its own as well.
+    let models = "alone=b,base=life/sft/final";
+    let flags =
+        ["--model", models, "--adapter", "a=a", "--adapter", "b=b/final,rm=rm", "--max-num-seqs", "2"];
     Server::start(world(), &flags)
 }
 
@@ -146,8 +148,8 @@ fn a_server_answers_with_each_adapter_as_with_its_folder_while_all_are_asked() {
         listed.map(|model| (&model["id"], &model["parent"], &model["kind"])).collect();
     let (none, base) = (&Value::Null, &json!("base"));
     let [language, reward] = [&json!("language"), &json!("reward")];
-    let names = [json!("base"), json!("a"), json!("b"), json!("rm")];
-    let wanted = [(none, language), (base, language), (base, language), (base, reward)];
+    let names = ["alone", "base", "a", "b", "rm"].map(|name| json!(name));
+    let wanted = [(none, language), (none, language), (base, language), (base, language), (base, reward)];
     assert_eq!(
         listed,
         names.iter().zip(wanted).map(|(name, (of, kind))| (name, of, kind)).collect::<Vec<_>>()
@@ -179,7 +181,9 @@ fn a_server_answers_with_each_adapter_as_with_its_folder_while_all_are_asked() {
     let alone = world().run("reward --model rm --input scored.jsonl").json()["score"].as_f64().unwrap();
     let score = scored.json()["data"][0]["score"].as_f64().unwrap();
     assert!((score - alone).abs() < 1e-6, "{score} {alone}");
-    server.post("/v1/completions", &json!({"model": "c", "prompt": "x"})).fails(404, &["base, a, b, rm"]);
+    server
+        .post("/v1/completions", &json!({"model": "c", "prompt": "x"}))
+        .fails(404, &["alone, base, a, b, rm"]);
 }
 
 #[test]

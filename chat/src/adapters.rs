@@ -66,34 +66,37 @@ fn find_one(argument: &str, bases: &[Base]) -> anyhow::Result<Adapter> {
     if name == Some("") || folder.is_empty() {
         return Err(refusal(argument, "give NAME=DIR or DIR".to_owned()).into());
     }
+
     let given = expand_home(folder)?;
     let name = name.map_or_else(|| short_name(given.as_ref()), str::to_owned);
     let folder = model_folder::find(&given)?;
     let Some(wanted) = folder.base() else {
         return Err(refusal(argument, "this is a whole model: name it with --model".to_owned()).into());
     };
-    if let Some(Base { folder: adapter, .. }) = bases.iter().find(|base| base.folder.base().is_some()) {
+    if bases.iter().any(|base| folder.is_adapter_of(&base.folder)) {
+        return Ok(Adapter { name, given, folder });
+    }
+
+    // The model may be an adapter of the same base, where the base is meant.
+    let is_sibling = |base: &&Base| base.folder.trunk_path() == folder.trunk_path();
+    if let Some(Base { folder: adapter, .. }) = bases.iter().find(is_sibling) {
         let own_base = adapter.base().expect("an adapter has a base").display();
         let adapter = adapter.path().display();
         let problem =
             format!("this is an adapter itself: give its base, --model {own_base}, and --adapter {adapter}");
         return Err(ConfigError::Argument { argument: format!("--model {adapter}"), problem }.into());
     }
-    if !bases.iter().any(|base| base.folder.trunk_path() == folder.trunk_path()) {
-        let names: Vec<String> = bases.iter().map(|base| base.folder.path().display().to_string()).collect();
-        let names = if names.is_empty() { "no folder".to_owned() } else { names.join(", ") };
-        let wanted = wanted.display();
-        let problem =
-            format!("this is an adapter of {wanted}, and --model names {names}: give --model {wanted}");
-        return Err(refusal(argument, problem).into());
-    }
-    Ok(Adapter { name, given, folder })
+    let names: Vec<String> = bases.iter().map(|base| base.folder.path().display().to_string()).collect();
+    let names = if names.is_empty() { "no folder".to_owned() } else { names.join(", ") };
+    let wanted = wanted.display();
+    let problem = format!("this is an adapter of {wanted}, and --model names {names}: give --model {wanted}");
+    Err(refusal(argument, problem).into())
 }
 
 /// Refuses an adapter that was trained with tokens that its base does not have: its embeddings are others.
 fn check_vocabulary(argument: &str, adapter: &Adapter, bases: &[Base]) -> anyhow::Result<()> {
     let sizes = |folder: &ModelFolder| Ok::<i64, models::Error>(folder.config()?.vocab_size());
-    for base in bases.iter().filter(|base| base.folder.trunk_path() == adapter.folder.trunk_path()) {
+    for base in bases.iter().filter(|base| adapter.folder.is_adapter_of(&base.folder)) {
         let [own, other] = [sizes(&adapter.folder)?, sizes(&base.folder)?];
         if own != other {
             let problem = format!(

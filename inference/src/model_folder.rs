@@ -1,5 +1,5 @@
-//! The folder of a model: a whole model, or an adapter with the model that it belongs to. In memory, a model is
-//! a trunk, with an adapter on it or without one, and all models on one trunk share its weights.
+//! The folder of a model: a whole model, or an adapter with the model that it belongs to. In memory, a model
+//! is a trunk, with an adapter on it or without one, and all models on one trunk share its weights.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,6 +35,7 @@ impl ModelFolder {
             value,
             fix: fix.to_owned(),
         };
+
         let Some(name) = &adapter.file().base else {
             let fix = "name the folder or the hub name of the model that the adapter was trained on";
             return Err(refuse("nothing".to_owned(), fix).into());
@@ -45,10 +46,12 @@ impl ModelFolder {
         };
         let base = datasets::hub::resolve(&named)
             .map_err(|source| Error::AdapterBase { adapter: path.clone(), source })?;
+
         if AdapterFolder::is_one(&base) {
             let fix = "this is an adapter itself: merge it into its model, and name that one";
             return Err(refuse(format!("{name:?}"), fix).into());
         }
+        // Other weights than its own are refused here, before any of them are read.
         AdapterFolder::open_on(&path, &base)?;
         Ok(Self { path, base: Some(base) })
     }
@@ -63,11 +66,16 @@ impl ModelFolder {
         self.base.as_deref()
     }
 
-    /// The whole path of the folder with the weights that an adapter leaves as they are: that of its base, or of
-    /// a whole model itself. Two names of one folder have the same.
+    /// The whole path of the folder with the weights that an adapter leaves as they are: that of its base, or
+    /// of a whole model itself. Two names of one folder have the same.
     pub fn trunk_path(&self) -> PathBuf {
         let folder = self.base().unwrap_or(&self.path);
         folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
+    }
+
+    /// Whether this is an adapter of the whole model `base`.
+    pub fn is_adapter_of(&self, base: &Self) -> bool {
+        self.base.is_some() && base.base.is_none() && self.trunk_path() == base.trunk_path()
     }
 
     /// The configuration of the model.
@@ -98,7 +106,7 @@ impl ModelFolder {
     pub fn check_weights(&self) -> Result<(), models::Error> {
         let Some(base) = &self.base else { return WeightFolder::open(&self.path).map(drop) };
         WeightFolder::open(base)?;
-        AdapterFolder::open_on(&self.path, base).map(drop)
+        AdapterFolder::open(&self.path).map(drop)
     }
 
     /// Loads the language model. Of an adapter, `options` say whether it is trained; its base is frozen.
@@ -135,8 +143,8 @@ pub struct Trunk {
 }
 
 impl Trunk {
-    /// Loads the weights of a folder: of an adapter those of its base, with the vocabulary that the adapter was
-    /// trained with.
+    /// Loads the weights of a folder: of an adapter those of its base, with the vocabulary that the adapter
+    /// was trained with.
     pub fn load(folder: &ModelFolder, options: &LoadOptions) -> Result<Self, models::Error> {
         let options = LoadOptions { trainable: false, ..options.clone() };
         let model = match folder.base() {
@@ -161,8 +169,8 @@ impl Trunk {
         self.model.with_adapter(&mut AdapterFolder::open_on(&folder.path, &self.path)?, trainable)
     }
 
-    /// The reward model of an adapter folder that belongs to these weights. With `score_seed`, its scalar head
-    /// is new, and its values depend only on the seed.
+    /// The reward model of an adapter folder that belongs to these weights. With `score_seed`, its scalar
+    /// head is new, and its values depend only on the seed.
     pub fn scalar_model(
         &self,
         folder: &ModelFolder,

@@ -117,7 +117,7 @@ fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
     let mut adapters = adapters::find(&arguments.adapter, &bases)?;
     let mut models = Vec::with_capacity(bases.len());
     for Base { name, folder } in bases {
-        let own = |adapter: &mut Adapter| adapter.folder.trunk_path() == folder.trunk_path();
+        let own = |adapter: &mut Adapter| adapter.folder.is_adapter_of(&folder);
         let served = |Adapter { name, folder, .. }: Adapter| -> anyhow::Result<ServedAdapter> {
             let load = loader(arguments, &name, &folder, true)?;
             Ok(ServedAdapter { name, load })
@@ -129,8 +129,8 @@ fn models(arguments: &ServeArgs) -> anyhow::Result<Vec<ServedModel>> {
     Ok(models)
 }
 
-/// What loads a model, or an adapter on the weights of a model that is there. What can be known of it is checked
-/// before the port is open.
+/// What loads a model, or an adapter on the weights of a model that is there. What can be known of it is
+/// checked before the port is open.
 fn loader(arguments: &ServeArgs, name: &str, folder: &ModelFolder, is_adapter: bool) -> anyhow::Result<Load> {
     check_folder(folder)?;
     load_tokenizer(folder.tokenizer_path(), arguments.template.as_deref())?;

@@ -169,11 +169,11 @@ impl EvalJob<'_> {
         let mut cache = self.responses(share.rank)?;
         let local = groups.map_or(LocalRank::SINGLE, ProcessGroups::local_rank);
         let mut weights = SharedWeights::default();
-        let ask = |candidate: &Candidate| {
+        let open_and_ask = |candidate: &Candidate| {
             let mut model = candidate.open(&self.host, local, &mut weights)?;
             ask(candidate, model.as_mut(), (evaluation, share), &mut cache)
         };
-        self.candidates.iter().map(ask).collect()
+        self.candidates.iter().map(open_and_ask).collect()
     }
 
     /// The answers so far: the file of a process, and what the files of the others hold.

@@ -133,9 +133,8 @@ impl Candidate {
             candidate.folder().map(|folder| Base { name: candidate.name.clone(), folder: folder.clone() })
         });
         for adapter in adapters::find(given, &bases.collect::<Vec<_>>())?.into_iter().rev() {
-            let is_base = |other: &Self| {
-                other.folder().is_some_and(|folder| folder.trunk_path() == adapter.folder.trunk_path())
-            };
+            let is_base =
+                |other: &Self| other.folder().is_some_and(|folder| adapter.folder.is_adapter_of(folder));
             let place =
                 candidates.iter().position(is_base).expect("an adapter has its base among the models");
             let Adapter { name, given, folder } = adapter;
@@ -169,8 +168,8 @@ impl Candidate {
         super::output::file_name(if self.folder().is_some() { &self.name } else { short })
     }
 
-    /// Loads the model, if it has a folder, on the `weights` of the model that was opened before if it belongs
-    /// to these. Several processes of one machine have a device each.
+    /// Loads the model, if it has a folder, on the `weights` of the model that was opened before if it
+    /// belongs to these. Several processes of one machine have a device each.
     pub(crate) fn open(
         &self,
         host: &ModelHost,
