@@ -1,5 +1,5 @@
-//! Adapters that begin with a part of the weights of their model, through the program: made, trained, resumed,
-//! converted, taken out of a merged model, and what is refused.
+//! Adapters that begin with a part of the weights of their model, through the program: made, trained,
+//! resumed, converted, taken out of a merged model, and what is refused.
 
 use crate::harness::{Scratch, signal};
 use crate::ranks::worst;

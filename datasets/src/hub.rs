@@ -1,5 +1,5 @@
-//! Resolves models by name: a local folder, or a repository of the Hugging Face hub through its cache. Fetches
-//! the rows of datasets from there ([`HubSettings::fetch_rows`]).
+//! Resolves models by name: a local folder, or a repository of the Hugging Face hub through its cache.
+//! Fetches the rows of datasets from there ([`HubSettings::fetch_rows`]).
 //!
 //! The cache has the layout of Python's `huggingface_hub`, so both share it. `HF_HOME`, `HF_HUB_CACHE`,
 //! `HF_ENDPOINT`, `HF_TOKEN` (or the token file), `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and
@@ -237,7 +237,8 @@ pub fn cached_model(folder: &Path) -> Option<(String, String)> {
     HubSettings::from_process().cached_model(folder)
 }
 
-/// Whether a text is the name `owner/name[@revision]` of a dataset. Such a name is a plain path of two folders.
+/// Whether a text is the name `owner/name[@revision]` of a dataset. Such a name is a plain path of two
+/// folders.
 pub fn is_dataset_name(text: &str) -> bool {
     RepositoryName::parse(Kind::Dataset, text).is_some()
 }

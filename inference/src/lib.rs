@@ -6,13 +6,13 @@
 //!                 └─────────────────────────────────────────────────────────────┘
 //! ```
 //! The [`scheduler`] decides which tokens a step computes, and into which [`pages`] of the KV cache their
-//! keys and values go. The [`engine`] runs the plan on a model and draws the tokens.
-//! A [`Generator`](generate::Generator) runs engines until a batch of prompts has its replies. [`remote`] asks
+//! keys and values go. The [`engine`] runs the plan on a model and draws the tokens. A
+//! [`Generator`](generate::Generator) runs engines until a batch of prompts has its replies. [`remote`] asks
 //! a server for the replies of its model instead. The engine knows token ids alone, and no part of this crate
 //! knows losses.
 //!
-//! A [`session`] is a model with its tokenizer, several of which may have [`shared_weights`], [`stop_text`] ends text at a stop string, and a
-//! [`language_model`] answers the requests of an evaluation.
+//! A [`session`] is a model with its tokenizer, several of which may have [`shared_weights`], [`stop_text`]
+//! ends text at a stop string, and a [`language_model`] answers the requests of an evaluation.
 
 mod adjust;
 mod draft;

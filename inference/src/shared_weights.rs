@@ -1,5 +1,5 @@
-//! The weights in memory that several models share: a base with its adapters, and the model that guesses tokens
-//! for all of them.
+//! The weights in memory that several models share: a base with its adapters, and the model that guesses
+//! tokens for all of them.
 
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::scalar_model::ScalarModel;
@@ -16,8 +16,8 @@ pub struct SharedWeights {
 }
 
 impl SharedWeights {
-    /// Loads the language model of a folder: on weights that are here, or else on new ones, which are returned
-    /// to be [kept](Self::keep). `template` is as in [`Session::causal_lm`].
+    /// Loads the language model of a folder: on weights that are here, or else on new ones, which are
+    /// returned to be [kept](Self::keep). `template` is as in [`Session::causal_lm`].
     pub fn causal_lm(
         &self,
         folder: &ModelFolder,

@@ -1,5 +1,5 @@
-//! Adapters on one copy of the weights of their base: the bytes that they add, and replies of engines that take
-//! turns, which are those of each model alone.
+//! Adapters on one copy of the weights of their base: the bytes that they add, and replies of engines that
+//! take turns, which are those of each model alone.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 

@@ -52,8 +52,8 @@ pub struct LoadOptions {
     pub model_parallel: ModelParallel,
     /// Reserves the memory of the parameters. `None` allocates each of them on its own.
     pub memory: Option<Arc<dyn WeightAllocator>>,
-    /// How the weights of linear layers are held, if not as numbers of `kind`. Loading from a folder reads this
-    /// field, and refuses it for a model that is trained itself; a new model ignores it.
+    /// How the weights of linear layers are held, if not as numbers of `kind`. Loading from a folder reads
+    /// this field, and refuses it for a model that is trained itself; a new model ignores it.
     pub quantize: Option<Quantization>,
 }
 

@@ -19,9 +19,9 @@
 //!   folder   adapters on disk: PEFT's adapter_model.safetensors
 //!   rebase   adapters whose model has other weights than they were made for
 //! ```
-//! On tensor-parallel ranks, a layer whose outputs are sharded has `A` whole on every rank, each of which uses
-//! it for other outputs: the gradient of `A` is a partial sum. A layer whose inputs are sharded has `B` whole:
-//! `x A^T` is a partial sum, and so are the output and the gradient of `B`.
+//! On tensor-parallel ranks, a layer whose outputs are sharded has `A` whole on every rank, each of which
+//! uses it for other outputs: the gradient of `A` is a partial sum. A layer whose inputs are sharded has `B`
+//! whole: `x A^T` is a partial sum, and so are the output and the gradient of `B`.
 
 pub mod config;
 pub mod folder;

@@ -61,8 +61,8 @@ impl StoredModel {
         Ok(values)
     }
 
-    /// Writes `config` and the model to the folder `out`, with the values that `change` makes of those of each
-    /// parameter, in `kind`, or in the dtypes of the files.
+    /// Writes `config` and the model to the folder `out`, with the values that `change` makes of those of
+    /// each parameter, in `kind`, or in the dtypes of the files.
     pub(crate) fn save_changed(
         &self,
         out: &Path,

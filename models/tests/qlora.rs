@@ -206,8 +206,8 @@ fn roles_share_the_codes_of_their_trunk() {
     assert!(error.contains("is quantised") && error.contains("save an adapter"), "{error}");
 }
 
-/// The magnitudes of a new DoRA adapter are the norms of the numbers that are computed with, so their factor is
-/// one in bf16 too.
+/// The magnitudes of a new DoRA adapter are the norms of the numbers that are computed with, so their factor
+/// is one in bf16 too.
 #[test]
 fn a_new_dora_adapter_changes_no_bit_in_any_dtype() {
     for (quantization, kind) in

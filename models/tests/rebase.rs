@@ -1,5 +1,5 @@
-//! Adapters that begin with a part of the weights of their model: together they compute what the model did, and
-//! the parts are those of the formulas. Converted and unmerged folders compute what the original ones do.
+//! Adapters that begin with a part of the weights of their model: together they compute what the model did,
+//! and the parts are those of the formulas. Converted and unmerged folders compute what the original ones do.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 

@@ -5,9 +5,9 @@
 //! router ─ key ─ api/* ──Command::Generate──>   Worker ── Engine
 //!             Pieces <──a bounded channel────     (tokens to text, stop strings)
 //! ```
-//! A model belongs to its thread, and nothing else touches it. Its adapters share its weights, and have engines
-//! and KV caches of their own on the same thread. A client that goes away drops its `Pieces`,
-//! which ends the request; a client that does not read fills its channel, which ends it too.
+//! A model belongs to its thread, and nothing else touches it. Its adapters share its weights, and have
+//! engines and KV caches of their own on the same thread. A client that goes away drops its `Pieces`, which
+//! ends the request; a client that does not read fills its channel, which ends it too.
 
 mod api;
 mod auth;

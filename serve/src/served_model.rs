@@ -35,8 +35,8 @@ pub enum LoadedModel {
     Reward(RewardModel),
 }
 
-/// Loads a model, on the thread that then owns it, and on the weights that it shares with others of the thread.
-/// It is called again when new weights are asked for.
+/// Loads a model, on the thread that then owns it, and on the weights that it shares with others of the
+/// thread. It is called again when new weights are asked for.
 pub type Load = Box<dyn Fn(&mut SharedWeights) -> Result<LoadedModel, BoxError> + Send>;
 
 /// A model to serve.

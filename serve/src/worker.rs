@@ -1,6 +1,6 @@
 //! The thread that owns a model and its adapters, which take turns, a step each. The HTTP side sends messages
-//! through a channel, and each request gets its answer through a bounded channel of its own: a client that does
-//! not read loses its request, and costs no memory.
+//! through a channel, and each request gets its answer through a bounded channel of its own: a client that
+//! does not read loses its request, and costs no memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

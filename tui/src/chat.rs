@@ -288,6 +288,7 @@ impl ChatScreen {
         let slots: Vec<Slot> = models.chain(adapters).map(slot).collect();
         let load = |(slot, model): (usize, &Slot)| Effect::Load { slot, model: model.path.clone() };
         let effects: Vec<Effect> = slots.iter().enumerate().map(load).collect();
+
         let mut editor = Editor::new();
         editor.set_vim(setup.vim);
         let screen = Self {
@@ -296,6 +297,7 @@ impl ChatScreen {
                 blind: names == Names::Hidden,
                 group: Vec::new(),
             }),
+            // The first adapter answers, if there is one; otherwise the first model.
             current: if num_models < slots.len() { num_models } else { 0 },
             slots,
             is_endpoint,

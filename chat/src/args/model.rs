@@ -276,11 +276,12 @@ pub(crate) struct ModelInitAdapterArgs {
     /// The rank: the number of rows of `A`.
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(i64).range(1..))]
     pub(crate) rank: i64,
-    /// The numerator of the factor of the adapter's output, whose denominator is the rank [default: the rank].
+    /// The numerator of the factor of the adapter's output, whose denominator is the rank [default: the
+    /// rank].
     #[arg(long, value_name = "ALPHA", allow_negative_numbers = true)]
     pub(crate) alpha: Option<f64>,
-    /// The adapted layers, by name or end of name [default: every linear layer but the head and the routers of
-    /// experts].
+    /// The adapted layers, by name or end of name [default: every linear layer but the head and the routers
+    /// of experts].
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',')]
     pub(crate) target: Vec<String>,
     /// Take the square root of the rank as the denominator (rsLoRA).
@@ -289,8 +290,8 @@ pub(crate) struct ModelInitAdapterArgs {
     /// For loftq: how training holds the weights of the model, `model.quantize`.
     #[arg(long, value_name = "TYPE", value_enum, required_if_eq("init", "loftq"))]
     pub(crate) quantize: Option<QuantizeType>,
-    /// For pissa and olora: the numbers of the changed weights. The differences are computed in fp32 and rounded
-    /// once [default: float32].
+    /// For pissa and olora: the numbers of the changed weights. The differences are computed in fp32 and
+    /// rounded once [default: float32].
     #[arg(long, value_name = "TYPE", value_enum)]
     pub(crate) dtype: Option<Dtype>,
     /// The folder for the adapter. It stays where it is: the adapter names its model by the whole path.

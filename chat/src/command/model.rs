@@ -1,5 +1,5 @@
-//! `model`: describes a model folder, makes one with random weights, one of an adapter and its model or of the
-//! two in one, and one of a GGUF file, and writes such a file and adapters.
+//! `model`: describes a model folder, makes one with random weights, one of an adapter and its model or of
+//! the two in one, and one of a GGUF file, and writes such a file and adapters.
 
 mod adapter;
 mod gguf;

@@ -1,5 +1,5 @@
-//! The values that an adapter begins with: drawn, beside a weight that stays as it is, or a part of the weight
-//! `W` `[out, in]` of its layer.
+//! The values that an adapter begins with: drawn, beside a weight that stays as it is, or a part of the
+//! weight `W` `[out, in]` of its layer.
 //!
 //! ```text
 //!   PiSSA   A = sqrt(S_r / s) V_r^T   B = U_r sqrt(S_r / s)   W = U S V^T, the largest of S first
@@ -9,9 +9,9 @@
 //! `s` is the factor of the adapter's output. With PiSSA and OLoRA the layer's weight becomes `W - s B A`, so
 //! that the layer computes what it did, and training goes on from the part of `W` that the adapter has. With
 //! LoftQ it becomes `Q`, and `s B A` is the best approximation of rank `r` of what `Q` lacks. (PiSSA: Meng et
-//! al. 2024, arXiv 2404.02948, section 3; OLoRA: Büyükakyüz 2024, arXiv 2406.01775, section 3; LoftQ: Li et al.
-//! 2023, arXiv 2310.08659, algorithm 1 with one iteration.) The factors are those of PEFT 0.21.2, but for LoftQ
-//! with `s` other than 1: PEFT leaves it out of account, and the error does not become smaller then.
+//! al. 2024, arXiv 2404.02948, section 3; OLoRA: Büyükakyüz 2024, arXiv 2406.01775, section 3; LoftQ: Li et
+//! al. 2023, arXiv 2310.08659, algorithm 1 with one iteration.) The factors are those of PEFT 0.21.2, but for
+//! LoftQ with `s` other than 1: PEFT leaves it out of account, and the error does not become smaller then.
 
 use parallel::Placement;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -36,10 +36,10 @@ pub const CHANGED_MODEL: &str = "base";
 const A: &str = ".lora_A.weight";
 const B: &str = ".lora_B.weight";
 
-/// Writes a new adapter of the language model in `model` to the folder `out`, and to [`CHANGED_MODEL`] in it the
-/// model without what the adapter took, if `init` [changes the weights](WeightInit::changes_weights). Its
-/// weights are written in `kind`. The settings of `plan` name the model that the adapter belongs to. Returns an
-/// error if a rank is larger than a side of a weight.
+/// Writes a new adapter of the language model in `model` to the folder `out`, and to [`CHANGED_MODEL`] in it
+/// the model without what the adapter took, if `init` [changes the weights](WeightInit::changes_weights). Its
+/// weights are written in `kind`. The settings of `plan` name the model that the adapter belongs to. Returns
+/// an error if a rank is larger than a side of a weight.
 pub fn initialize(
     model: &Path,
     plan: &Arc<LoraPlan>,
@@ -80,9 +80,10 @@ pub fn initialize(
     save(out, (&config, HeadKind::Vocabulary), &file, &layers, &parameters)
 }
 
-/// Writes to the folder `out` an adapter of the model in `original` that is there what `trained` is on a model
-/// that [`initialize`] has changed, or PEFT. `initial` is the adapter that `trained` began as. It has twice the
-/// rank and the same factor of its output. Its file has `name` and `revision` for the original model.
+/// Writes to the folder `out` an adapter of the model in `original` that is there what `trained` is on a
+/// model that [`initialize`] has changed, or PEFT. `initial` is the adapter that `trained` began as. It has
+/// twice the rank and the same factor of its output. Its file has `name` and `revision` for the original
+/// model.
 pub fn convert(
     trained: &mut AdapterFolder,
     initial: &mut AdapterFolder,

@@ -1,5 +1,5 @@
-//! The commands between adapters and the weights of their models: `model merge`, `unmerge`, `init-adapter` and
-//! `convert-adapter`.
+//! The commands between adapters and the weights of their models: `model merge`, `unmerge`, `init-adapter`
+//! and `convert-adapter`.
 
 use std::path::Path;
 
