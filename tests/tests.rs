@@ -106,5 +106,8 @@ mod adapters;
 // Adapters that begin with a part of the weights of their model.
 mod init_adapter;
 
+// Weights in codes, in every command that runs a model.
+mod quantize;
+
 // Models as files of llama.cpp.
 mod gguf;

@@ -27,7 +27,7 @@ pub(crate) use eval::{
 pub(crate) use model::{
     AdapterInit, BatchArgs, GenerateArgs, GgufDtype, ModelArgs, ModelCommand, ModelConvertAdapterArgs,
     ModelExportArgs, ModelImportArgs, ModelInfoArgs, ModelInitAdapterArgs, ModelInitArgs, ModelMergeArgs,
-    ModelUnmergeArgs, QuantizeType, SamplingArgs, SpeculationArgs,
+    ModelUnmergeArgs, SamplingArgs, SpeculationArgs,
 };
 pub(crate) use runs::{
     ReportArgs, RunsCommand, RunsCompareArgs, RunsLsArgs, RunsPlotArgs, RunsShowArgs, WatchArgs,

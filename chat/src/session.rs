@@ -1,6 +1,7 @@
 //! What a command that runs a model needs: a process that is ready for tensor operations, and the model that
 //! the command line names, loaded on its device.
 
+use clap::Args;
 use inference::model_folder::{ModelFolder, Trunk};
 use inference::session::Session;
 use inference::shared_weights::SharedWeights;
@@ -9,7 +10,7 @@ use models::scalar_model::ScalarModel;
 use parallel::LocalRank;
 
 use crate::config::DeviceSetting;
-use crate::config::section::Dtype;
+use crate::config::section::{Dtype, QuantizeType};
 use crate::{device, interrupt, model_folder};
 
 /// Installs the signal handlers, and initializes this process for tensor operations.
@@ -20,15 +21,47 @@ pub(crate) fn prepare(threads: Option<usize>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// How the weights of models are held, and where the models compute: flags of each command that runs one.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct WeightSettings {
+    /// The numbers that the weights are held in.
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
+    pub(crate) dtype: Dtype,
+    /// Hold the weights of linear layers in codes of four or eight bits, made while they are read. Only on
+    /// the CPU.
+    #[arg(long, value_name = "TYPE", value_enum)]
+    pub(crate) quantize: Option<QuantizeType>,
+    /// Where a model computes: auto, cpu, cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
+    pub(crate) device: DeviceSetting,
+}
+
+impl WeightSettings {
+    /// The flags, and whether each was given.
+    pub(crate) fn given(&self) -> [(&'static str, bool); 3] {
+        [
+            ("--dtype", self.dtype != Dtype::Float32),
+            ("--quantize", self.quantize.is_some()),
+            ("--device", self.device != DeviceSetting::Auto),
+        ]
+    }
+
+    /// What results say of the numbers in memory: the type, and the codes if there are any.
+    pub(crate) fn numbers(&self) -> String {
+        match self.quantize {
+            None => self.dtype.name().to_owned(),
+            Some(quantize) => format!("{} with {}", self.dtype.name(), quantize.quantization().name()),
+        }
+    }
+}
+
 /// Which model is loaded, and how it is held.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelSource {
     /// A model folder, or a hub name `owner/name[@revision]`.
     pub(crate) model: String,
-    /// The type of the weights in memory.
-    pub(crate) dtype: Dtype,
-    /// Where the model computes.
-    pub(crate) device: DeviceSetting,
+    /// How its weights are held, and where it computes.
+    pub(crate) weights: WeightSettings,
     /// A built-in chat template, or Jinja source. If absent, the model's own.
     pub(crate) template: Option<String>,
 }
@@ -83,7 +116,9 @@ pub(crate) fn scalar_model_on(
 /// The folder of a model, and how it is loaded on its device.
 fn find(source: &ModelSource, local: LocalRank) -> anyhow::Result<(ModelFolder, LoadOptions)> {
     let folder = model_folder::find(&source.model)?;
-    device::load([source.device]);
-    let device = device::resolve(source.device, local)?;
-    Ok((folder, model_folder::frozen_options(source.dtype.kind(), device)))
+    let WeightSettings { dtype, quantize, device } = source.weights;
+    device::load([device]);
+    let device = device::resolve(device, local)?;
+    let quantize = quantize.map(QuantizeType::quantization);
+    Ok((folder, LoadOptions { quantize, ..model_folder::frozen_options(dtype.kind(), device) }))
 }

@@ -32,7 +32,7 @@ use crate::lora::LoraPlan;
 use crate::lora::folder::{self, AdapterParameters, AdapterSettings};
 use crate::model_parallel::ModelParallel;
 use crate::norm::Norm;
-use crate::quantize::{Quantization, QuantizedSource, QuantizedWeights};
+use crate::quantize::{Quantization, QuantizedMatrix, QuantizedSource, QuantizedWeights};
 use crate::rope::Rotary;
 use crate::tensor_parallel_region::TensorParallelRegion;
 use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
@@ -198,6 +198,11 @@ impl Decoder {
     /// The weights of linear layers that are held in codes, by the names of their layers.
     pub fn quantized_weights(&self) -> &QuantizedWeights {
         &self.quantized
+    }
+
+    /// How the weights of linear layers are held, if in codes.
+    pub fn quantization(&self) -> Option<Quantization> {
+        self.quantized.values().find_map(QuantizedMatrix::quantization)
     }
 
     /// The indices of the parameters of each part that is held at a time.

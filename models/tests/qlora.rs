@@ -253,7 +253,7 @@ fn a_plan_counts_the_bytes_of_codes() {
 fn what_cannot_be_quantised_is_refused_by_name() {
     let refused = |name: &str, options: &LoadOptions| {
         let error = CausalLm::load(&golden_folder(name), options).unwrap_err().to_string();
-        assert!(error.contains("`[model] quantize` = nf4 is not supported"), "{error}");
+        assert!(error.contains("`quantize` = nf4 is not supported"), "{error}");
         error
     };
     let nf4 = frozen(None, Some(Quantization::Nf4));

@@ -199,7 +199,7 @@ fn loftq_leaves_a_smaller_error_than_quantisation() {
     let (mixtral, init) = (golden_folder("mixtral"), WeightInit::Loftq(Quantization::Nf4));
     let error = rebase::initialize(&mixtral, &plan(settings(false)), init, Kind::Float, folder.path());
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("`[model] quantize` = nf4 is not supported: the weights of experts"), "{error}");
+    assert!(error.contains("`quantize` = nf4 is not supported: the weights of experts"), "{error}");
 }
 
 #[test]

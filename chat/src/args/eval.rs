@@ -8,8 +8,7 @@ use eval::results::requirement::Requirement;
 
 use super::count::processes;
 use super::model::ModelHostArgs;
-use crate::config::DeviceSetting;
-use crate::config::section::Dtype;
+use crate::session::WeightSettings;
 
 /// `eval`.
 #[derive(Debug, Args)]
@@ -241,12 +240,8 @@ pub(crate) struct EvalRmArgs {
     /// The most tokens of a conversation, below what the model allows; longer ones lose tokens on the left.
     #[arg(long, value_name = "N")]
     pub(crate) max_length: Option<NonZeroUsize>,
-    /// The numbers that the weights are held in.
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
-    pub(crate) dtype: Dtype,
-    /// Where the model computes: auto, cpu, cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
-    pub(crate) device: DeviceSetting,
+    #[command(flatten)]
+    pub(crate) weights: WeightSettings,
     /// A built-in chat template, or Jinja source [default: the model's own].
     #[arg(long, value_name = "NAME")]
     pub(crate) template: Option<String>,

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::config::DeviceSetting;
-use crate::config::section::Dtype;
+use crate::config::section::{Dtype, QuantizeType};
 use crate::evaluation::model::ModelHost;
-use crate::session::{ModelSource, Speculation};
+use crate::session::{ModelSource, Speculation, WeightSettings};
 
 /// Which model, and how it is held.
 #[derive(Clone, Debug, Args)]
@@ -16,12 +15,8 @@ pub(crate) struct ModelArgs {
     /// A model folder, or a hub name `owner/name[@revision]`; for `chat` also http://HOST:PORT/v1[#NAME].
     #[arg(long, value_name = "DIR")]
     pub(crate) model: String,
-    /// The numbers that the weights are held in.
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
-    pub(crate) dtype: Dtype,
-    /// Where the model computes: auto, cpu, cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
-    pub(crate) device: DeviceSetting,
+    #[command(flatten)]
+    pub(crate) weights: WeightSettings,
     /// A built-in chat template, or Jinja source [default: the model's own].
     #[arg(long, value_name = "NAME")]
     pub(crate) template: Option<String>,
@@ -30,20 +25,16 @@ pub(crate) struct ModelArgs {
 impl ModelArgs {
     /// The model that the flags name.
     pub(crate) fn source(&self) -> ModelSource {
-        let Self { model, dtype, device, template } = self.clone();
-        ModelSource { model, dtype, device, template }
+        let Self { model, weights, template } = self.clone();
+        ModelSource { model, weights, template }
     }
 }
 
 /// How models are run here, and asked behind an endpoint.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelHostArgs {
-    /// The numbers that the weights are held in.
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
-    pub(crate) dtype: Dtype,
-    /// Where a model computes: auto, cpu, cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
-    pub(crate) device: DeviceSetting,
+    #[command(flatten)]
+    pub(crate) weights: WeightSettings,
     /// The most tokens of a row, below what the model allows.
     #[arg(long, value_name = "N")]
     pub(crate) max_length: Option<NonZeroUsize>,
@@ -58,8 +49,8 @@ pub(crate) struct ModelHostArgs {
 impl ModelHostArgs {
     /// What the flags say.
     pub(crate) fn host(&self) -> ModelHost {
-        let Self { dtype, device, max_length, endpoint_concurrency, endpoint_timeout } = *self;
-        ModelHost { dtype, device, max_length, endpoint_concurrency, endpoint_timeout }
+        let Self { weights, max_length, endpoint_concurrency, endpoint_timeout } = *self;
+        ModelHost { weights, max_length, endpoint_concurrency, endpoint_timeout }
     }
 }
 
@@ -308,15 +299,6 @@ pub(crate) enum AdapterInit {
     Olora,
     /// The largest part of what quantisation takes from each weight.
     Loftq,
-}
-
-/// How weights are held in codes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum QuantizeType {
-    /// Four bits.
-    Nf4,
-    /// Eight bits.
-    Int8,
 }
 
 /// `model convert-adapter`.

@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::SpeculationArgs;
-use crate::config::DeviceSetting;
-use crate::config::section::Dtype;
+use crate::session::WeightSettings;
 
 /// `serve`.
 #[derive(Debug, Args)]
@@ -20,12 +19,8 @@ pub(crate) struct ServeArgs {
     /// again and again.
     #[arg(long, value_name = "[NAME=]DIR", value_delimiter = ',')]
     pub(crate) adapter: Vec<String>,
-    /// The numbers that the weights are held in.
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
-    pub(crate) dtype: Dtype,
-    /// Where the models compute: auto, cpu, cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSetting::Auto)]
-    pub(crate) device: DeviceSetting,
+    #[command(flatten)]
+    pub(crate) weights: WeightSettings,
     /// A built-in chat template, or Jinja source [default: each model's own].
     #[arg(long, value_name = "NAME")]
     pub(crate) template: Option<String>,

@@ -32,8 +32,7 @@ use tui::theme::{Symbols, Theme, ThemeName};
 use crate::adapters::{self, Base};
 use crate::args::{ChatArgs, OtherModels};
 use crate::command::generate as replies;
-use crate::config::section::Dtype;
-use crate::config::{ConfigError, DeviceSetting};
+use crate::config::ConfigError;
 use crate::feedback::{self, FeedbackLog};
 use crate::model_folder::{self, short_name};
 use line::Conversation;
@@ -147,9 +146,11 @@ fn names(others: &OtherModels) -> Option<Names> {
 /// Refuses the flags that only a model of this machine can follow.
 fn refuse_local_flags(arguments: &ChatArgs) -> Result<(), ConfigError> {
     let model = &arguments.model;
+    let [dtype, quantize, device] = model.weights.given();
     let given = [
-        ("--dtype", model.dtype != Dtype::Float32),
-        ("--device", model.device != DeviceSetting::Auto),
+        dtype,
+        quantize,
+        device,
         ("--template", model.template.is_some()),
         ("--ignore-eos", arguments.sampling.ignore_eos),
         ("--speculative-tokens", arguments.speculation.speculative_tokens.is_some()),

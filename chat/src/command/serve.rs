@@ -30,8 +30,8 @@ const KEYS_VARIABLE: &str = "COLOSSAL_CHAT_SERVE_KEYS";
 /// Serves models until a signal stops it.
 pub(crate) fn run(arguments: &ServeArgs) -> anyhow::Result<()> {
     let models = models(arguments)?;
-    device::load([arguments.device]);
-    device::resolve(arguments.device, LocalRank::SINGLE)?;
+    device::load([arguments.weights.device]);
+    device::resolve(arguments.weights.device, LocalRank::SINGLE)?;
     let names = |model: &ServedModel| {
         let adapters = model.adapters.iter().map(|adapter| adapter.name.clone());
         std::iter::once(model.name.clone()).chain(adapters).collect::<Vec<String>>()
@@ -136,8 +136,7 @@ fn loader(arguments: &ServeArgs, name: &str, folder: &ModelFolder, is_adapter: b
     load_tokenizer(folder.tokenizer_path(), arguments.template.as_deref())?;
     let source = ModelSource {
         model: folder.path().display().to_string(),
-        dtype: arguments.dtype,
-        device: arguments.device,
+        weights: arguments.weights,
         template: arguments.template.clone(),
     };
     let speculation = arguments.speculation.speculation(&source);

@@ -88,6 +88,25 @@ impl Dtype {
     }
 }
 
+/// A name of [`Quantization`] on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum QuantizeType {
+    /// Four bits.
+    Nf4,
+    /// Eight bits.
+    Int8,
+}
+
+impl QuantizeType {
+    /// The kind of codes with this name.
+    pub(crate) fn quantization(self) -> Quantization {
+        match self {
+            Self::Nf4 => Quantization::Nf4,
+            Self::Int8 => Quantization::Int8,
+        }
+    }
+}
+
 /// The `[parallel]` section: how a job distributes the work among its processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

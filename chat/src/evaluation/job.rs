@@ -206,7 +206,7 @@ impl EvalJob<'_> {
             "max_gen_toks": section.max_gen_toks,
             "python": runner.map(|runner| runner.interpreter()),
             "train_data": self.train_data,
-            "dtype": self.host.dtype,
+            "dtype": self.host.weights.numbers(),
             "max_length": self.host.max_length,
         })
     }

@@ -15,10 +15,9 @@ use models::scalar_model::ScalarModel;
 use parallel::LocalRank;
 
 use crate::adapters::{self, Adapter, Base};
-use crate::config::section::Dtype;
 use crate::config::{ConfigError, DeviceSetting};
 use crate::model_folder::{self, short_name};
-use crate::session::{self, ModelSource};
+use crate::session::{self, ModelSource, WeightSettings};
 
 /// Changes when the same conversation gets another score from the same reward model.
 const REWARD_ENGINE: &str = "colossal-chat reward 2";
@@ -26,10 +25,8 @@ const REWARD_ENGINE: &str = "colossal-chat reward 2";
 /// How models are run here, and asked behind an endpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelHost {
-    /// The type of the weights in memory.
-    pub(crate) dtype: Dtype,
-    /// Where a model computes.
-    pub(crate) device: DeviceSetting,
+    /// How the weights are held, and where a model computes.
+    pub(crate) weights: WeightSettings,
     /// The most tokens of a row, below what the model allows.
     pub(crate) max_length: Option<NonZeroUsize>,
     /// The requests that are under way at an endpoint at once, in place of the usual number.
@@ -42,8 +39,7 @@ impl ModelHost {
     /// The usual settings, on a device.
     pub(crate) fn on(device: DeviceSetting) -> Self {
         Self {
-            dtype: Dtype::Float32,
-            device,
+            weights: WeightSettings { device, ..WeightSettings::default() },
             max_length: None,
             endpoint_concurrency: None,
             endpoint_timeout: None,
@@ -203,17 +199,18 @@ pub(crate) fn check_folder(folder: &ModelFolder) -> anyhow::Result<Tokenizer> {
 pub(crate) fn reward_digest(
     session: &Session<ScalarModel>,
     folder: &ModelFolder,
-    dtype: Dtype,
+    weights: WeightSettings,
     max_length: usize,
 ) -> anyhow::Result<String> {
     let template = session.tokenizer()?.chat_template().map_or("", |template| template.source());
-    Ok(folder_digest(folder, &format!("{REWARD_ENGINE} {dtype:?} {max_length} {template}"))?)
+    let numbers = weights.numbers();
+    Ok(folder_digest(folder, &format!("{REWARD_ENGINE} {numbers} {max_length} {template}"))?)
 }
 
 /// How the model of a folder is loaded.
 pub(crate) fn model_source(folder: &ModelFolder, host: &ModelHost) -> ModelSource {
     let model = folder.path().display().to_string();
-    ModelSource { model, dtype: host.dtype, device: host.device, template: None }
+    ModelSource { model, weights: host.weights, template: None }
 }
 
 /// Refuses flags of endpoints if no model is behind one.
@@ -227,11 +224,8 @@ pub(crate) fn check_endpoint_flags(host: &ModelHost, has_endpoint: bool) -> Resu
 
 /// Refuses flags of model folders if all models are behind endpoints.
 pub(crate) fn check_folder_flags(host: &ModelHost, has_folder: bool) -> Result<(), ConfigError> {
-    let flags = [
-        ("--dtype", host.dtype != Dtype::Float32),
-        ("--device", host.device != DeviceSetting::Auto),
-        ("--max-length", host.max_length.is_some()),
-    ];
+    let [dtype, quantize, device] = host.weights.given();
+    let flags = [dtype, quantize, device, ("--max-length", host.max_length.is_some())];
     check_flags(&flags, has_folder, "the servers of the models decide this")
 }
 

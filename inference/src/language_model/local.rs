@@ -18,7 +18,7 @@ use crate::model_folder::ModelFolder;
 use crate::session::Session;
 
 /// Changes when the same request gets other numbers from a model of this process.
-const ENGINE: &str = "colossal-chat engine 5";
+const ENGINE: &str = "colossal-chat engine 6";
 
 /// A model of this process. Its digest is its name, so its answers cannot be kept: it may be in training.
 pub struct LocalModel<'a> {
@@ -83,10 +83,10 @@ impl FolderModel {
     ) -> Result<Self, Error> {
         let tokenizer = session.tokenizer()?;
         let max_row = Encoder::new(session.model.config(), tokenizer, max_length).max_length;
-        let kind = session.model.decoder().kind();
+        let (kind, codes) = (session.model.decoder().kind(), session.model.decoder().quantization());
         // What ends a reply may come from another file; a template may print the date.
         let (stop_ids, tokenizer) = (tokenizer.stop_ids(), tokenizer.fingerprint()?);
-        let settings = format!("{ENGINE} {max_row} {kind:?} {stop_ids:?} {tokenizer}");
+        let settings = format!("{ENGINE} {max_row} {kind:?} {codes:?} {stop_ids:?} {tokenizer}");
         let digest = folder_digest(folder, &settings).map_err(Error::ModelFiles)?;
         Ok(Self { session, name, digest, max_length })
     }

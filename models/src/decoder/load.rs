@@ -395,7 +395,7 @@ fn check_quantize(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     } else if config.architecture().experts.is_some() {
         "the weights of experts are not quantised: leave it out for this model"
     } else if options.device != Device::Cpu {
-        "weights are quantised on the processor only: set [model] device = \"cpu\""
+        "weights are quantised on the processor only: choose the device `cpu`"
     } else if memory.is_some_and(|memory| memory.is_limited() || memory.num_shards() > 1) {
         "quantised weights stay in memory: leave out [gemini] device_memory and [parallel] zero = 3"
     } else {
@@ -403,7 +403,7 @@ fn check_quantize(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     };
     Err(Error::Unsupported {
         path: config.origin().to_owned(),
-        key: "[model] quantize".to_owned(),
+        key: "quantize".to_owned(),
         value: quantization.name().to_owned(),
         fix: fix.to_owned(),
     })

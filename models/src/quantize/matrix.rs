@@ -173,6 +173,15 @@ impl QuantizedMatrix {
         Tensor::empty([0], (Kind::Float, Device::Cpu))
     }
 
+    /// What the codes are; `None` if only their sizes are known.
+    pub fn quantization(&self) -> Option<Quantization> {
+        match &self.held {
+            Held::Nf4 { .. } => Some(Quantization::Nf4),
+            Held::Int8 { .. } => Some(Quantization::Int8),
+            Held::Bytes(_) => None,
+        }
+    }
+
     /// The outputs and the inputs on this rank.
     pub fn size(&self) -> [i64; 2] {
         [self.rows.len() as i64, self.columns as i64]

@@ -417,8 +417,8 @@ mod tests {
 
     use super::*;
     use crate::config::DeviceSetting;
-    use crate::config::section::Dtype;
     use crate::model_folder;
+    use crate::session::WeightSettings;
 
     /// What happened to the answer of a turn.
     type TurnEvent = (TurnId, &'static str);
@@ -440,9 +440,9 @@ mod tests {
 
     fn worker() -> Worker {
         let template = Some("{% for message in messages %}{{ message.content }}{% endfor %}".to_owned());
-        let (model, dtype, device) = (String::new(), Dtype::Float32, DeviceSetting::Cpu);
+        let weights = WeightSettings { device: DeviceSetting::Cpu, ..WeightSettings::default() };
         Worker::start(WorkerSetup {
-            model: ModelSource { model, dtype, device, template },
+            model: ModelSource { model: String::new(), weights, template },
             speculation: Speculation::default(),
             reward_model: None,
             reference: None,

@@ -50,12 +50,11 @@ pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
 
     let model = ModelSource {
         model: folder.path().display().to_string(),
-        dtype: arguments.dtype,
-        device: arguments.device,
+        weights: arguments.weights,
         template: arguments.template.clone(),
     };
     let scorer = Scorer::new(session::scalar_model(&model)?, arguments)?;
-    let digest = scorer.digest(&folder, arguments.dtype)?;
+    let digest = scorer.digest(&folder, arguments.weights)?;
     let mut held = HeldScores { cache: place.responses(SCORE_CACHE)?, digest: digest.clone() };
     let files = score(&scorer, files, &mut held, &name)?;
     let model = ModelInfo { name, digest };
@@ -187,7 +186,7 @@ fn settings(arguments: &EvalRmArgs, name: &str) -> Value {
         "run": arguments.run,
         "gold": arguments.gold,
         "max_length": arguments.max_length,
-        "dtype": arguments.dtype,
+        "dtype": arguments.weights.numbers(),
         "template": arguments.template,
     })
 }

@@ -11,14 +11,13 @@ use models::config::Config;
 use models::lora::config::{ALL_LINEAR, Names};
 use models::lora::rebase::{self, CHANGED_MODEL};
 use models::lora::{AdapterFile, LoraConfig, LoraPlan, WeightInit};
-use models::quantize::Quantization;
 use tch::{Device, Kind};
 
 use crate::args::{
     AdapterInit, ModelConvertAdapterArgs, ModelInitAdapterArgs, ModelMergeArgs, ModelUnmergeArgs,
-    QuantizeType,
 };
 use crate::config::ConfigError;
+use crate::config::section::QuantizeType;
 use crate::console::print_stderr;
 use crate::model_folder;
 use crate::output;
@@ -172,15 +171,6 @@ fn new_adapter(arguments: &ModelInitAdapterArgs, base: &Path) -> anyhow::Result<
     let (base, revision) = model_folder::name_of_base(base);
     let file = AdapterFile { lora, base: Some(base), revision, base_hash: None };
     Ok(file.plan("the flags")?)
-}
-
-impl QuantizeType {
-    fn quantization(self) -> Quantization {
-        match self {
-            Self::Nf4 => Quantization::Nf4,
-            Self::Int8 => Quantization::Int8,
-        }
-    }
 }
 
 /// Writes the files of the tokenizer beside a model with this configuration.

@@ -231,7 +231,7 @@ fn settings(
         "limit": arguments.limit,
         "max_gen_toks": arguments.answers.max_gen_toks,
         "temperature": arguments.answers.temperature,
-        "dtype": arguments.host.dtype,
+        "dtype": arguments.host.weights.numbers(),
         "max_length": arguments.host.max_length,
     })
 }

@@ -37,8 +37,8 @@ impl RewardJudge {
     pub(super) fn load(name: &str, folder: &ModelFolder, host: &ModelHost) -> anyhow::Result<Self> {
         let session = session::scalar_model(&model_source(folder, host))?;
         let max_length = session.model.config().max_positions() as usize;
-        let digest = reward_digest(&session, folder, host.dtype, max_length)?;
-        Ok(Self { name: name.to_owned(), digest, noise: host.dtype.score_noise(), session })
+        let digest = reward_digest(&session, folder, host.weights, max_length)?;
+        Ok(Self { name: name.to_owned(), digest, noise: host.weights.dtype.score_noise(), session })
     }
 
     /// The scores of the conversations of a model, by question.

@@ -18,9 +18,9 @@ use inference::session::Session;
 use models::scalar_model::ScalarModel;
 
 use crate::args::EvalRmArgs;
-use crate::config::section::Dtype;
 use crate::evaluation::model::reward_digest;
 use crate::input;
+use crate::session::WeightSettings;
 
 /// A reward model that scores conversations.
 pub(super) struct Scorer {
@@ -102,8 +102,8 @@ impl Scorer {
     }
 
     /// The hash of what decides scores.
-    pub(super) fn digest(&self, folder: &ModelFolder, dtype: Dtype) -> anyhow::Result<String> {
-        reward_digest(&self.session, folder, dtype, self.max_length)
+    pub(super) fn digest(&self, folder: &ModelFolder, weights: WeightSettings) -> anyhow::Result<String> {
+        reward_digest(&self.session, folder, weights, self.max_length)
     }
 
     /// Scores every reply whose score is not held. `on_batch` is told how many of all conversations are done.
