@@ -263,6 +263,31 @@ fn an_evaluation_of_adapters_is_that_of_their_folders() {
 }
 
 #[test]
+fn a_judged_adapter_and_one_that_is_a_reward_model_are_those_of_their_folders() {
+    let scratch = Scratch::new();
+    let path = |name: &str| world().path(name).display().to_string();
+    let (base, a, rm) = (path("life/sft/final"), path("a/final"), path("rm/final"));
+    scratch.write("questions.jsonl", "{\"prompt\": \"hello\"}\n{\"prompt\": \"What is 3 + 4?\"}\n");
+    let judge = |models: &str, output: &str| {
+        let line = "eval judge --questions questions.jsonl --max-gen-toks 6";
+        scratch.run(&format!("{line} --judge {rm} {models} --output {output}")).succeeds();
+        scratch.read(&format!("{output}/judgements.jsonl"))
+    };
+    let judged = judge(&format!("--model {base} --adapter {a}"), "together");
+    assert_eq!(judged, judge(&format!("--model {base},{a}"), "alone"));
+
+    let rows = world().path("life/data/preference.parquet").display().to_string();
+    let score = |model: &str, output: &str| {
+        scratch.run(&format!("eval rm {model} --data {rows} --limit 8 --output {output}")).succeeds();
+        scratch.read(&format!("{output}/samples.jsonl"))
+    };
+    let scored = score(&format!("--model {base} --adapter {rm}"), "rm-together");
+    assert_eq!(scored, score(&format!("--model {rm}"), "rm-alone"));
+    let line = format!("eval rm --model {base} --adapter {base} --data {rows} --output no");
+    scratch.run(&line).fails(2, &["--adapter", "whole model"]);
+}
+
+#[test]
 fn a_person_switches_adapters_and_the_conversation_goes_on() {
     // Its own folders, because sessions are kept there.
     let scratch = Scratch::new();

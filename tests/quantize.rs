@@ -64,7 +64,8 @@ fn replies_are_the_same_in_every_command() {
     assert_eq!(text, generated("--quantize nf4 --speculative-tokens 3 --draft-model model"));
 
     let server = Server::start(&scratch, &["--model", "model", "--quantize", "nf4"]);
-    let ask = json!({"model": "model", "prompt": "hello", "max_tokens": 12, "temperature": 0, "ignore_eos": true});
+    let ask =
+        json!({"model": "model", "prompt": "hello", "max_tokens": 12, "temperature": 0, "ignore_eos": true});
     assert_eq!(server.post("/v1/completions", &ask).json()["choices"][0]["text"], text.as_str());
 
     // A chat with a model behind an endpoint does not hold its weights.

@@ -61,7 +61,7 @@ pub(crate) fn find(given: &[String], bases: &[Base]) -> anyhow::Result<Vec<Adapt
 }
 
 /// Finds one adapter, and checks that it belongs to one of the models.
-fn find_one(argument: &str, bases: &[Base]) -> anyhow::Result<Adapter> {
+pub(crate) fn find_one(argument: &str, bases: &[Base]) -> anyhow::Result<Adapter> {
     let (name, folder) = named(argument);
     if name == Some("") || folder.is_empty() {
         return Err(refusal(argument, "give NAME=DIR or DIR".to_owned()).into());

@@ -186,6 +186,10 @@ pub(crate) struct AnswerArgs {
     /// commas.
     #[arg(long, value_name = "DIR[,DIR...]", value_delimiter = ',', required_unless_present = "answers")]
     pub(crate) model: Vec<String>,
+    /// An adapter of a model of --model, which answers behind it on the same weights; may be given again and
+    /// again.
+    #[arg(long, value_name = "[NAME=]DIR", value_delimiter = ',', requires = "model")]
+    pub(crate) adapter: Vec<String>,
     /// Files of answers that were given before, one for each model, with commas.
     #[arg(long, value_name = "FILE[,FILE...]", value_delimiter = ',')]
     pub(crate) answers: Vec<PathBuf>,
@@ -213,6 +217,9 @@ pub(crate) struct EvalRmArgs {
     /// The reward model: a folder, a run folder or a hub name.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: String,
+    /// The adapter of --model that is the reward model, in place of --model itself.
+    #[arg(long, value_name = "[NAME=]DIR")]
+    pub(crate) adapter: Option<String>,
     /// Files of rows, folders of them, or patterns, with commas.
     #[arg(long, value_name = "FILE[,FILE...]", value_delimiter = ',', required = true)]
     pub(crate) data: Vec<String>,

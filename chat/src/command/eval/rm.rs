@@ -16,10 +16,12 @@ use eval::reward_model::{
     ModelInfo, Notes, OverOptimization, RewardModelReport, ScoredFile, html, markdown, over_optimization,
     read_gold, tables,
 };
+use inference::model_folder::ModelFolder;
 use serde_json::{Value, json};
 use tui::progress::Progress;
 use tui::terminal::{Environment, Mode};
 
+use crate::adapters::{self, Adapter, Base};
 use crate::args::EvalRmArgs;
 use crate::config::ConfigError;
 use crate::console::{print, print_stderr, table};
@@ -38,8 +40,7 @@ const SCORE_CACHE: &str = "score_responses.jsonl";
 /// Evaluates a reward model.
 pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
     let started = Instant::now();
-    let folder = model_folder::find(&arguments.model)?;
-    let name = model_folder::short_name(Path::new(&arguments.model));
+    let (name, folder) = named_model(arguments)?;
     let files = read(arguments)?;
     let curve = arguments.run.as_deref().map(|run| curve(run, arguments.gold.as_deref())).transpose()?;
     let settings = settings(arguments, &name);
@@ -62,6 +63,17 @@ pub(super) fn run(arguments: &EvalRmArgs) -> anyhow::Result<()> {
     let report = RewardModelReport::new(program, model, settings, &files, curve)?;
     write(&place, &report, &files, started.elapsed().as_secs_f64())?;
     show(arguments, &report, &place)
+}
+
+/// The reward model, and the name that reports show.
+fn named_model(arguments: &EvalRmArgs) -> anyhow::Result<(String, ModelFolder)> {
+    let Some(given) = &arguments.adapter else {
+        let name = model_folder::short_name(Path::new(&arguments.model));
+        return Ok((name, model_folder::find(&arguments.model)?));
+    };
+    let base = Base { name: String::new(), folder: model_folder::find(&arguments.model)? };
+    let Adapter { name, folder, .. } = adapters::find_one(given, &[base])?;
+    Ok((name, folder))
 }
 
 /// Reads the rows of all files.

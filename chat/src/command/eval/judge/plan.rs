@@ -43,7 +43,8 @@ impl Plan {
         let keys = KeyPlan::new(&arguments.answers.model, Some(&arguments.judge))?;
         let judge =
             Candidate::find(&arguments.judge, &arguments.host.host(), keys.choice(&arguments.judge, true))?;
-        let models = Candidate::find_all(&arguments.answers.model, &arguments.host.host(), &keys)?;
+        let mut models = Candidate::find_all(&arguments.answers.model, &arguments.host.host(), &keys)?;
+        Candidate::add_adapters(&mut models, &arguments.answers.adapter)?;
         let remote = |candidate: &Candidate| candidate.folder().is_none();
         let all = || models.iter().chain([&judge]);
         check_endpoint_flags(&arguments.host.host(), all().any(remote))?;
