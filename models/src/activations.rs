@@ -89,19 +89,20 @@ impl<'a> ActivationMemory<'a> {
     }
 
     /// The loss of the vocabulary head with its gradients: what is kept until the backward pass, and the most
-    /// while it is computed.
-    pub fn vocabulary_loss(&self, tokens: usize) -> [usize; 2] {
+    /// while it is computed. A head that is not trained has no gradient.
+    pub fn vocabulary_loss(&self, tokens: usize, is_trained: bool) -> [usize; 2] {
         let vocabulary = self.split(self.architecture.vocab_size);
         let width = size(self.architecture.embedding_size);
         let rows = chunk_rows(vocabulary as i64, Device::Cpu).min(tokens as i64) as usize;
-        let kept = tokens * width * self.element_bytes + vocabulary * width * 4;
+        let weight_rows = if is_trained { vocabulary } else { 0 };
+        let kept = tokens * width * self.element_bytes + weight_rows * width * 4;
         let logits = rows * vocabulary;
         // First logits and log-probabilities are there, later the gradients of the logits, and of hidden
         // states or weights. In bf16 the gradients are in both dtypes.
         let grads = if self.element_bytes == 4 {
             4 * logits + 4 * rows * width
         } else {
-            (4 + self.element_bytes) * (logits + rows.max(vocabulary) * width)
+            (4 + self.element_bytes) * (logits + rows.max(weight_rows) * width)
         };
         [kept, kept + grads.max(2 * 4 * logits)]
     }

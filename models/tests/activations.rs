@@ -107,11 +107,17 @@ fn check(family: &str, keys: &Value, kind: Kind, (rows, length): (usize, usize),
 
     let targets = Tensor::zeros([tokens as i64], (Kind::Int64, Device::Cpu));
     let (_, kept, most) = count(|| head::cross_entropy(&x, model.head(), &targets, None).unwrap());
-    let planned = memory.vocabulary_loss(tokens);
+    let planned = memory.vocabulary_loss(tokens, true);
     near(&format!("{what}: the head keeps"), kept, planned[0], tolerance);
     let vocab_size = model.config().architecture().vocab_size as usize;
     let scratch = product_scratch(kind, (tokens, hidden_size, vocab_size));
     near_with(&format!("{what}: the head at most"), most, planned[1], scratch, tolerance);
+
+    let frozen = model.for_decoding().unwrap();
+    let (_, kept, most) = count(|| head::cross_entropy(&x, frozen.head(), &targets, None).unwrap());
+    let planned = memory.vocabulary_loss(tokens, false);
+    near(&format!("{what}: the frozen head keeps"), kept, planned[0], tolerance);
+    near_with(&format!("{what}: the frozen head at most"), most, planned[1], scratch, tolerance);
 }
 
 #[test]

@@ -10,11 +10,14 @@
 //! ```
 //! The prediction is for a run on the host, and for the process of a mesh that needs most.
 
+use std::sync::Arc;
+
 use datasets::dataset::TrainingRow;
 use gemini::TrainConfig;
 use inference::engine;
 use models::activations::ActivationMemory;
 use models::decoder::HeadKind;
+use models::lora::LoraPlan;
 use parallel::{Axis, Mesh};
 use serde::Serialize;
 use tch::Kind;
@@ -307,7 +310,10 @@ pub(super) fn training_step(
     let largest = (0..layers).map(|layer| block(layer) + memory.block_backward(layer, tokens));
     let largest = largest.max().unwrap_or(0);
     let [head_kept, head_most] = match model.head {
-        HeadKind::Vocabulary => memory.vocabulary_loss(tokens),
+        HeadKind::Vocabulary => {
+            let trains_head = |lora: &Arc<LoraPlan>| lora.trains_whole(architecture.names.head);
+            memory.vocabulary_loss(tokens, model.lora.is_none_or(trains_head))
+        }
         HeadKind::Scalar => [memory.hidden(tokens); 2],
     };
 
