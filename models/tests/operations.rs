@@ -4,11 +4,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
+use std::sync::Arc;
+
 use models::batch::Batch;
 use models::cached_batch::{CachedRow, Outputs};
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::head;
+use models::lora::{AdapterFile, LoraConfig};
 use models::model_parallel::ModelParallel;
 use parallel::operations::{self, Counts};
 use parallel::segment::ForwardPass;
@@ -120,6 +123,15 @@ fn training(model: &CausalLm) -> Counts {
     operations::count(step).unwrap().1
 }
 
+/// Training of an adapter in the last block.
+fn training_on_top(model: &CausalLm) -> Counts {
+    let last = model.config().architecture().num_layers as usize - 1;
+    let lora = LoraConfig { layers_to_transform: Some(vec![last]), ..LoraConfig::default() };
+    let file = AdapterFile { lora, base: None, revision: None, base_hash: None };
+    let plan = Arc::new(file.plan("test").unwrap());
+    training(&model.with_new_adapter(&plan, 1, true).unwrap())
+}
+
 /// One token for each of four rows.
 fn decoding(model: &CausalLm) -> Counts {
     let model = model.for_decoding().unwrap();
@@ -132,6 +144,11 @@ fn decoding(model: &CausalLm) -> Counts {
     let _ = step(&[1, 2, 3], 0);
     let _ = step(&[4], 3);
     operations::count(|| step(&[5], 4)).unwrap().1
+}
+
+#[test]
+fn a_block_below_all_adapters_runs_forward_alone() {
+    assert_eq!(kernels(false, training_on_top).0, kernels(false, forward).0);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! The segment is the unit of execution: the embedding, one transformer layer (DeepSpeed: `LayerSpec`), or
 //! the final norm. Consecutive segments form a pipeline stage (Megatron: model chunk). The autograd graph is
 //! cut between two segments: the input of each segment is a leaf, and the backward pass computes the gradient
-//! of that input with a vector-Jacobian product (`autograd::grad`) and passes it to the previous segment.
+//! of that input with a vector-Jacobian product (`autograd::grad`) and passes it to the previous segment. It
+//! ends at the first segment that trains anything.
 //! Activation checkpointing (Chen et al. 2016, arXiv 1604.06174) is a choice made at these cuts: either the
 //! graph of a segment is kept, or only its input is kept and the segment runs forward again in the backward
 //! pass. This module knows no layer, no loss and no optimizer.
@@ -168,7 +169,7 @@ impl PartGradients {
 enum SavedSegment {
     /// Its input and output, connected by the autograd graph.
     WithGraph { input: Option<Tensor>, output: Tensor },
-    /// Only its input.
+    /// Only its input, a leaf.
     InputOnly(Option<Tensor>),
 }
 
@@ -179,8 +180,23 @@ pub struct ForwardPass<'a, M: Segmented> {
     first: usize,
     records: Vec<SavedSegment>,
     hidden: Tensor,
+    /// Whether the last hidden states depend on a parameter that is trained; those that another pipeline
+    /// stage has computed may.
+    needs_grad: bool,
     /// The weights of the head, once the loss was computed with them. The backward pass uses them again.
     head: Option<HeldWeights<'a>>,
+}
+
+/// The first segment that trains a parameter. The backward pass ends with it. Without one, it is as large as
+/// the number of segments.
+pub(crate) fn first_trained_segment<M: Segmented + ?Sized>(model: &M) -> usize {
+    let count = model.num_segments();
+    (0..count).find(|&index| trains(model, index)).unwrap_or(count)
+}
+
+/// Whether segment `index` trains a parameter.
+fn trains<M: Segmented + ?Sized>(model: &M, index: usize) -> bool {
+    model.segment_parameters(index).iter().any(|&index| model.parameters()[index].tensor.requires_grad())
 }
 
 impl<'a, M: Segmented> ForwardPass<'a, M> {
@@ -207,20 +223,23 @@ impl<'a, M: Segmented> ForwardPass<'a, M> {
 
     /// Starts a pass at segment `first`, from the output of the segment before it.
     pub(crate) fn start(model: &'a M, context: &'a M::Context, first: usize, input: Option<Tensor>) -> Self {
+        let needs_grad = input.is_some();
         // Without an input the first segment computes the hidden states, and the placeholder is not read.
         let hidden = input.unwrap_or_default();
-        Self { model, context, first, records: Vec::new(), hidden, head: None }
+        Self { model, context, first, records: Vec::new(), hidden, needs_grad, head: None }
     }
 
     /// Runs the next segment, whose weights the caller holds.
     pub(crate) fn run_segment(&mut self, index: usize, activation_checkpointing: bool) -> Result<(), Error> {
-        let input = self.hidden.defined().then(|| self.hidden.shallow_clone());
+        let input = self.hidden.defined().then(|| self.hidden.detach());
+        let leaf = input.as_ref().map(|input| input.detach().set_requires_grad(self.needs_grad));
         let (record, output) = if activation_checkpointing {
             let output = no_grad(|| self.model.forward_segment(index, input.as_ref(), self.context))?;
-            (SavedSegment::InputOnly(input), output)
+            (SavedSegment::InputOnly(leaf), output)
         } else {
-            forward_with_graph(self.model, index, input, self.context)?
+            forward_with_graph(self.model, index, leaf, self.context)?
         };
+        self.needs_grad |= trains(self.model, index);
         self.records.push(record);
         self.hidden = output;
         Ok(())
@@ -311,21 +330,21 @@ impl<'a, M: Segmented> ForwardPass<'a, M> {
     }
 }
 
-/// Runs one segment with a graph that starts at its input. The second tensor is the output, detached from the
-/// graph.
+/// Runs one segment with a graph that starts at its input, a leaf. The second tensor is the output, detached
+/// from the graph.
 fn forward_with_graph<M: Segmented>(
     model: &M,
     index: usize,
     input: Option<Tensor>,
     context: &M::Context,
 ) -> Result<(SavedSegment, Tensor), Error> {
-    let input = input.map(|input| input.detach().set_requires_grad(true));
     let output = model.forward_segment(index, input.as_ref(), context)?;
     let cut = output.detach();
     Ok((SavedSegment::WithGraph { input, output }, cut))
 }
 
-/// Computes the vector-Jacobian product `grad_output^T d output / d (input, parameters)` of a part.
+/// Computes the vector-Jacobian product `grad_output^T d output / d (input, parameters)` of a part, for what of
+/// these needs a gradient.
 fn vector_jacobian<M: Segmented>(
     model: &M,
     output: &Tensor,
@@ -337,6 +356,7 @@ fn vector_jacobian<M: Segmented>(
         ModelPart::Segment(index) => (GradientSource::Segment, model.segment_parameters(index)),
         ModelPart::Head => (GradientSource::Head, model.head_parameters()),
     };
+    let input = input.filter(|input| input.requires_grad());
     let trained: Vec<usize> =
         parameters.into_iter().filter(|&index| model.parameters()[index].tensor.requires_grad()).collect();
     let leaves: Vec<&Tensor> =
@@ -445,5 +465,26 @@ mod tests {
         };
         forward.backward::<Error>(&loss, &mut see).unwrap();
         assert_eq!(seen, [2, 0]);
+    }
+
+    /// Where nothing is trained, no graph is kept, and with checkpointing no segment runs again.
+    #[test]
+    fn the_backward_pass_ends_at_the_first_segment_that_trains() {
+        for (activation_checkpointing, forwards) in [(false, 3), (true, 3 + 2)] {
+            let model = Chain::new();
+            let _ = model.parameters[0].tensor.shallow_clone().set_requires_grad(false);
+            let context = Tensor::from_slice(&[7.0]);
+            let forward = ForwardPass::run(&model, &context, activation_checkpointing).unwrap();
+            let loss = forward.hidden().sum(Kind::Double);
+            let mut seen = Vec::new();
+            let mut see = |_, index, grad: Tensor| {
+                seen.push((index, grad.double_value(&[0])));
+                Ok(())
+            };
+            // loss = w2 w1 (w0 c)^2: 3 * 196 and 5 * 196.
+            assert!(forward.backward::<Error>(&loss, &mut see).unwrap().is_none());
+            assert_eq!(seen, [(2, 588.0), (1, 980.0)]);
+            assert_eq!((model.forwards.get(), first_trained_segment(&model)), (forwards, 1));
+        }
     }
 }

@@ -67,18 +67,14 @@ impl LoraLinear {
             (sum.to_kind(kind), low)
         });
 
+        let needs_x_grad = x.requires_grad();
         let node = autograd::node(output, &[x, &self.a, &self.b], move |grad| {
             let full = grad.to_kind(Kind::Float);
             let low_grad = full.matmul(&b) * scaling;
-            let mut x_grad = grad.to_kind(x_value.kind()).matmul(&weight(x_value.kind()));
-            if x_grad.kind() == Kind::Float {
-                let _ = x_grad.addmm_(&low_grad, &a);
-            } else {
-                x_grad = (x_grad.to_kind(Kind::Float) + low_grad.matmul(&a)).to_kind(x_grad.kind());
-            }
+            let x_grad = needs_x_grad.then(|| input_grad(grad, &weight(x_value.kind()), &low_grad, &a));
             let a_grad = low_grad.tr().matmul(&x_value.to_kind(Kind::Float));
             let b_grad = full.tr().matmul(&(low * scaling));
-            vec![Some(x_grad), Some(a_grad), Some(b_grad)]
+            vec![x_grad, Some(a_grad), Some(b_grad)]
         });
         Ok(node?)
     }
@@ -129,6 +125,16 @@ impl LoraLinear {
         }
         Ok(no_grad(|| squares.clamp_min(0.0).sqrt()))
     }
+}
+
+/// The gradient `grad W + low_grad A` of the input, in the kind of the weight; `low_grad` is that of `x A^T`.
+fn input_grad(grad: &Tensor, weight: &Tensor, low_grad: &Tensor, a: &Tensor) -> Tensor {
+    let kind = weight.kind();
+    let mut product = grad.to_kind(kind).matmul(weight);
+    if kind == Kind::Float {
+        return product.addmm_(low_grad, a);
+    }
+    (product.to_kind(Kind::Float) + low_grad.matmul(a)).to_kind(kind)
 }
 
 impl Magnitude {

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::{Action, ComputationType, PendingSends, PipelineStages, Schedule, ScheduleKind};
 use crate::comm::P2pKey;
 use crate::residency::{Access, HeldWeights, ModelPart, Residency, Weights};
-use crate::segment::{PartSequence, hold_weights};
+use crate::segment::{PartSequence, first_trained_segment, hold_weights};
 use crate::weight_grad_store::{self, WeightGradStore};
 use crate::{Error, ForwardPass, GradientSource, Segmented};
 
@@ -148,8 +148,9 @@ fn run_segment_major<M: Segmented, H: StepHandler>(
     activation_checkpointing: bool,
     handler: &mut H,
 ) -> Result<(), H::Error> {
-    let segments = || (0..model.num_segments()).map(ModelPart::Segment);
-    let mut parts = PartSequence::new(model, segments().chain([ModelPart::Head]).chain(segments().rev()));
+    let backward = (first_trained_segment(model)..model.num_segments()).rev();
+    let parts = (0..model.num_segments()).map(ModelPart::Segment).chain([ModelPart::Head]);
+    let mut parts = PartSequence::new(model, parts.chain(backward.clone().map(ModelPart::Segment)));
     let mut passes: Vec<_> =
         contexts.iter().map(|context| ForwardPass::start(model, *context, 0, None)).collect();
     for index in 0..model.num_segments() {
@@ -173,7 +174,7 @@ fn run_segment_major<M: Segmented, H: StepHandler>(
         handler.on_part_done(ModelPart::Head)?;
     }
 
-    for index in (0..model.num_segments()).rev() {
+    for index in backward {
         let _weights = parts.hold_next()?;
         for (pass, grad) in passes.iter_mut().zip(&mut grads) {
             if let Some(grad_output) = grad.take() {
