@@ -345,13 +345,17 @@ impl<'a> ModuleBuilder<'a> {
         self.parameter(&format!("{}.weight", layer.name), &shape, Initial::Normal(deviation), &placement)
     }
 
-    /// The weight of a linear layer in codes, if this rank holds it and the model is quantised.
+    /// The weight of a linear layer in codes, if this rank holds it and the model is quantised. A router keeps
+    /// its numbers: it is small, and a wrong choice of experts is a large error.
     fn quantized(
         &mut self,
         layer: &LinearSpec<'_>,
         deviation: f64,
     ) -> Result<Option<QuantizedMatrix>, Error> {
         let (Some(quantize), true) = (self.quantize, self.is_local) else { return Ok(None) };
+        if self.is_router(layer.name) {
+            return Ok(None);
+        }
         let refused = |setting: &str, fix: &str| Error::Quantized {
             layer: layer.name.to_owned(),
             setting: setting.to_owned(),

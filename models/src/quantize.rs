@@ -8,7 +8,7 @@
 //!   matrix   the weight of one linear layer on one rank
 //! ```
 //! Codes, scales and the numbers they stand for are those of bitsandbytes, bit for bit. Embeddings, norms,
-//! biases and heads stay as they are, as bitsandbytes leaves them.
+//! biases, heads and the routers of experts stay as they are.
 
 pub mod int8;
 pub mod matrix;

@@ -24,11 +24,11 @@ use models::model_parallel::{ModelParallel, PipelineParallel};
 use models::quantize::{Quantization, QuantizedMatrix};
 use models::scalar_model::ScalarModel;
 use outcome::{
-    FAMILIES, close, on_mesh, on_ranks, on_whole_mesh, options, outcome, same, sequence_parallel_of, step,
-    written,
+    FAMILIES, MOE_FAMILIES, close, on_every_mesh, on_mesh, on_ranks, on_whole_mesh, options, outcome, same,
+    sequence_parallel_of, step, step_with_experts, written,
 };
 use parallel::pipeline::ScheduleKind;
-use parallel::{Segmented, Transport};
+use parallel::{ProcessGroups, Segmented, Transport};
 use tch::{Kind, Tensor, no_grad};
 
 const QUANTIZATIONS: [Quantization; 2] = [Quantization::Nf4, Quantization::Int8];
@@ -73,7 +73,7 @@ fn adapted(trunk: &CausalLm, adapter: &Path) -> CausalLm {
 /// The model whose weights are the numbers of the codes is saved, and loaded as any model.
 #[test]
 fn a_quantised_model_computes_what_its_numbers_compute() {
-    for name in FAMILIES {
+    for name in FAMILIES.into_iter().chain(MOE_FAMILIES) {
         for (quantization, use_dora) in [(QUANTIZATIONS[0], false), (QUANTIZATIONS[1], true)] {
             let base = trunk(name, None, quantization);
             let dense = tempfile::tempdir().unwrap();
@@ -91,11 +91,11 @@ fn a_quantised_model_computes_what_its_numbers_compute() {
     }
 }
 
-/// Every linear layer but the head is quantised, and nothing else: each parameter that is left is one of the
-/// whole model, or of the adapter.
+/// Every linear layer but the head and the routers is quantised, and nothing else: each parameter that is left
+/// is one of the whole model, or of the adapter.
 #[test]
 fn linear_layers_are_quantised_and_nothing_else() {
-    for name in FAMILIES {
+    for name in FAMILIES.into_iter().chain(MOE_FAMILIES) {
         let original = CausalLm::load(&golden_folder(name), &frozen(None, None)).unwrap();
         let base = trunk(name, None, Quantization::Nf4);
         let quantized = base.decoder().quantized_weights();
@@ -116,6 +116,8 @@ fn linear_layers_are_quantised_and_nothing_else() {
             "embed_positions.weight",
             "word_embeddings.weight",
             "lm_head.weight",
+            ".gate.weight",
+            "shared_expert_gate.weight",
         ];
         tables.for_each(|table| assert!(ends.iter().any(|end| table.ends_with(end)), "{name}: {table}"));
         let adapted = base.with_new_adapter(&plan(false), 3, true).unwrap();
@@ -180,6 +182,34 @@ fn ranks_with_different_tokens_and_layers_compute_what_one_computes() {
             for (parameter, grad) in grads {
                 let (_, wanted) = gradients.iter().find(|(other, _)| *other == parameter).unwrap();
                 close(&format!("{name}: {parameter}"), wanted, &grad);
+            }
+            assert_eq!(written(&model), replies, "{name}");
+        });
+    }
+}
+
+#[test]
+fn ranks_with_different_experts_compute_what_one_computes() {
+    for name in MOE_FAMILIES {
+        let folder = adapter_folder(name, Quantization::Nf4, false);
+        let model = adapted(&trunk(name, None, Quantization::Nf4), folder.path());
+        let ((loss, gradients), replies) =
+            (step_with_experts(&model, &ProcessGroups::single()), written(&model));
+        on_every_mesh([1, 2, 2, 1, 1], Transport::Shared, |groups| {
+            let model_parallel = ModelParallel {
+                expert_parallel: Some(Arc::clone(groups.expert_parallel())),
+                ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
+            };
+            let trunk = trunk(name, Some(&model_parallel), Quantization::Nf4);
+            let all = model.decoder().quantized_weights().len();
+            assert!(trunk.decoder().quantized_weights().len() < all, "{name}: experts are divided");
+            let model = adapted(&trunk, folder.path());
+            let (local_loss, local_grads) = step_with_experts(&model, groups);
+            let [total] = groups.loss_group().all_reduce_sum([local_loss]).unwrap();
+            close(name, &[loss], &[total]);
+            for (parameter, local) in &local_grads {
+                let (_, whole) = gradients.iter().find(|(other, _)| other == parameter).unwrap();
+                close(&format!("{name}: the gradient of {parameter}"), whole, local);
             }
             assert_eq!(written(&model), replies, "{name}");
         });
@@ -258,7 +288,6 @@ fn what_cannot_be_quantised_is_refused_by_name() {
     };
     let nf4 = frozen(None, Some(Quantization::Nf4));
     assert!(refused("llama", &LoadOptions { trainable: true, ..nf4.clone() }).contains("[model.lora]"));
-    assert!(refused("mixtral", &nf4).contains("experts"));
 
     let lora = LoraConfig { modules_to_save: Some(vec!["o_proj".to_owned()]), ..LoraConfig::default() };
     let plan =

@@ -392,8 +392,6 @@ fn check_quantize(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     let memory = options.memory.as_ref();
     let fix = if options.trainable {
         "weights that are trained have to be numbers: train adapters, with [model.lora]"
-    } else if config.architecture().experts.is_some() {
-        "the weights of experts are not quantised: leave it out for this model"
     } else if options.device != Device::Cpu {
         "weights are quantised on the processor only: choose the device `cpu`"
     } else if memory.is_some_and(|memory| memory.is_limited() || memory.num_shards() > 1) {
