@@ -108,6 +108,8 @@ mod init_adapter;
 
 // Weights in codes, in every command that runs a model.
 mod quantize;
+// Model folders in codes: made, trained on, run, made numbers again.
+mod quantized_folders;
 
 // Models as files of llama.cpp.
 mod gguf;

@@ -26,8 +26,9 @@ pub(crate) use eval::{
 };
 pub(crate) use model::{
     AdapterInit, BatchArgs, GenerateArgs, GgufDtype, ModelArgs, ModelCommand, ModelConvertAdapterArgs,
-    ModelExportArgs, ModelImportArgs, ModelInfoArgs, ModelInitAdapterArgs, ModelInitArgs, ModelMergeArgs,
-    ModelUnmergeArgs, SamplingArgs, SpeculationArgs,
+    ModelDequantizeArgs, ModelExportArgs, ModelImportArgs, ModelInfoArgs, ModelInitAdapterArgs,
+    ModelInitArgs, ModelMergeArgs, ModelQuantizeArgs, ModelUnmergeArgs, SamplingArgs,
+    SpeculationArgs,
 };
 pub(crate) use runs::{
     ReportArgs, RunsCommand, RunsCompareArgs, RunsLsArgs, RunsPlotArgs, RunsShowArgs, WatchArgs,

@@ -352,10 +352,10 @@ impl<'a> ModuleBuilder<'a> {
         layer: &LinearSpec<'_>,
         deviation: f64,
     ) -> Result<Option<QuantizedMatrix>, Error> {
-        let (Some(quantize), true) = (self.quantize, self.is_local) else { return Ok(None) };
-        if self.is_router(layer.name) {
-            return Ok(None);
-        }
+        let holds = |quantize: &&QuantizedSource| {
+            self.is_local && quantize.holds(layer.name) && !self.is_router(layer.name)
+        };
+        let Some(quantize) = self.quantize.filter(holds) else { return Ok(None) };
         let refused = |setting: &str, fix: &str| Error::Quantized {
             layer: layer.name.to_owned(),
             setting: setting.to_owned(),
@@ -367,10 +367,15 @@ impl<'a> ModuleBuilder<'a> {
 
         let [inner, outer] = layer.sizes;
         let placement = self.placement_of(&matrix_placement(layer, false));
+        let shape = [outer, inner];
         let matrix = match quantize {
             QuantizedSource::Shared(weights) => weights.get(layer.name).cloned(),
-            QuantizedSource::Sizes(quantization) => {
-                QuantizedMatrix::sizes(*quantization, [outer, inner], &placement)
+            QuantizedSource::Sizes(quantization) => QuantizedMatrix::sizes(*quantization, shape, &placement),
+            QuantizedSource::StoredSizes(codes) => {
+                QuantizedMatrix::sizes(codes.quantization(), shape, &placement)
+            }
+            QuantizedSource::Stored(codes) => {
+                QuantizedMatrix::of_codes(codes.read(layer.name, shape)?, shape, &placement)
             }
             QuantizedSource::Read(quantization) => {
                 let full = self.full_matrix(layer, deviation)?;

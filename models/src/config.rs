@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::architecture::{Architecture, Position};
 use crate::fields::Fields;
+use crate::quantize::{Quantization, settings};
 use crate::{Error, family};
 
 /// The maximum size in bytes of a JSON file in a model folder.
@@ -20,6 +21,7 @@ pub struct Config {
     origin: String,
     raw: Map<String, Value>,
     architecture: Architecture,
+    quantization: Option<Quantization>,
 }
 
 impl Config {
@@ -34,13 +36,19 @@ impl Config {
     pub fn from_json(text: &str, origin: &str) -> Result<Self, Error> {
         let raw: Map<String, Value> =
             serde_json::from_str(text).map_err(|source| Error::Json { path: origin.to_owned(), source })?;
-        let architecture = family::resolve(&Fields::new(&raw, origin))?;
-        Ok(Self { origin: origin.to_owned(), raw, architecture })
+        let fields = Fields::new(&raw, origin);
+        let (architecture, quantization) = (family::resolve(&fields)?, settings::quantization(&fields)?);
+        Ok(Self { origin: origin.to_owned(), raw, architecture, quantization })
     }
 
     /// The resolved architecture.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
+    }
+
+    /// How the files of the model hold the weights of its linear layers; `None` for numbers.
+    pub fn quantization(&self) -> Option<Quantization> {
+        self.quantization
     }
 
     /// Where the configuration came from.
@@ -63,7 +71,9 @@ impl Config {
     /// Sets a key, then resolves and checks the configuration again.
     pub fn set(&mut self, key: &str, value: Value) -> Result<(), Error> {
         self.raw.insert(key.to_owned(), value);
-        self.architecture = family::resolve(&Fields::new(&self.raw, &self.origin))?;
+        let fields = Fields::new(&self.raw, &self.origin);
+        (self.architecture, self.quantization) =
+            (family::resolve(&fields)?, settings::quantization(&fields)?);
         Ok(())
     }
 
@@ -253,17 +263,41 @@ impl Config {
         format!("{}{suffix}", self.architecture.names.class)
     }
 
+    /// The same configuration for weights that are numbers of this kind.
     fn with_dtype(&self, kind: tch::Kind) -> Self {
-        let name = match kind {
-            tch::Kind::BFloat16 => "bfloat16",
-            tch::Kind::Half => "float16",
-            tch::Kind::Double => "float64",
-            _ => "float32",
-        };
-        let mut config = self.clone();
+        let mut config = self.clone().without_codes();
         let key = if self.raw.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
-        config.raw.insert(key.to_owned(), json!(name));
+        config.raw.insert(key.to_owned(), json!(dtype_name(kind)));
         config
+    }
+
+    /// The same configuration for weights that are numbers.
+    #[must_use]
+    pub(crate) fn without_codes(mut self) -> Self {
+        self.raw.shift_remove(settings::KEY);
+        self.quantization = None;
+        self
+    }
+
+    /// The same configuration for weights that are held as those of `other` are.
+    #[must_use]
+    pub(crate) fn held_as(self, other: &Self) -> Self {
+        let mut config = self.without_codes();
+        if let Some(value) = other.value(settings::KEY) {
+            config.raw.insert(settings::KEY.to_owned(), value.clone());
+        }
+        config.quantization = other.quantization;
+        config
+    }
+}
+
+/// The name of a kind of numbers in `config.json`, which is torch's.
+pub(crate) fn dtype_name(kind: tch::Kind) -> &'static str {
+    match kind {
+        tch::Kind::BFloat16 => "bfloat16",
+        tch::Kind::Half => "float16",
+        tch::Kind::Double => "float64",
+        _ => "float32",
     }
 }
 

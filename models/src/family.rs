@@ -72,8 +72,7 @@ fn refuse_foreign(fields: &Fields<'_>) -> Result<(), Error> {
     let one = [json!(1)];
     let empty = [json!({}), json!([])];
 
-    let rules: [(&str, &[Value], &str); 18] = [
-        ("quantization_config", &[], "save the model dequantized (in bf16 or fp32) with transformers first"),
+    let rules: [(&str, &[Value], &str); 17] = [
         (
             "auto_map",
             &[],
@@ -141,7 +140,6 @@ mod tests {
     #[test]
     fn what_would_change_the_numbers_is_refused_by_name() {
         for (key, value) in [
-            ("quantization_config", r#"{"bits": 4}"#),
             ("auto_map", r#"{"AutoModel": "x.Y"}"#),
             ("pruned_heads", r#"{"0": [1]}"#),
             ("is_encoder_decoder", "true"),

@@ -6,13 +6,18 @@
 //!   scales   those scales in eight bits
 //!   int8     eight bits, with a scale for each row
 //!   matrix   the weight of one linear layer on one rank
+//!   stored   the codes in the files of a model folder, as bitsandbytes saves them
+//!   folder   such folders are written, and made numbers again
 //! ```
 //! Codes, scales and the numbers they stand for are those of bitsandbytes, bit for bit. Embeddings, norms,
 //! biases, heads and the routers of experts stay as they are.
 
+pub mod folder;
 pub mod int8;
 pub mod matrix;
 pub mod nf4;
 pub mod scales;
+pub(crate) mod settings;
+pub mod stored;
 
-pub use matrix::{Quantization, QuantizedMatrix, QuantizedSource, QuantizedWeights};
+pub use matrix::{MatrixCodes, Quantization, QuantizedMatrix, QuantizedSource, QuantizedWeights};

@@ -201,6 +201,19 @@ Examples:
 Example:
   colossal-chat model convert-adapter runs/sft/final --initial pissa --base base --out lora")]
     ConvertAdapter(ModelConvertAdapterArgs),
+    /// Write a language model with the weights of its linear layers in codes, as bitsandbytes holds them.
+    #[command(after_help = "\
+transformers loads the folder with bitsandbytes, and every command here takes it. Train adapters on it with [model.lora].
+
+Examples:
+  colossal-chat model quantize base --quantize nf4 --out base-nf4
+  colossal-chat sft --config run.toml --set model.path=base-nf4 --set model.lora.r=16 --set out=lora")]
+    Quantize(ModelQuantizeArgs),
+    /// Make numbers of the codes of a language model.
+    #[command(after_help = "\
+Example:
+  colossal-chat model dequantize base-nf4 --dtype bfloat16 --out base")]
+    Dequantize(ModelDequantizeArgs),
     /// Write a language model as a GGUF file, which llama.cpp reads.
     #[command(after_help = "\
 The file has the tokenizer, the end tokens and the chat template. LLaMA, Qwen2 and Qwen3 can be written.
@@ -316,6 +329,34 @@ pub(crate) struct ModelConvertAdapterArgs {
     /// The folder for the adapter of --base, of twice the rank.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
+}
+
+/// `model quantize`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelQuantizeArgs {
+    /// The folder of a whole model, or a hub name `owner/name[@revision]`.
+    #[arg(value_name = "DIR")]
+    pub(crate) model: String,
+    /// How the weights of linear layers are held. The other parameters stay as they are.
+    #[arg(long, value_name = "TYPE", value_enum)]
+    pub(crate) quantize: QuantizeType,
+    /// The folder for the model in codes.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
+/// `model dequantize`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelDequantizeArgs {
+    /// The folder of a whole model in codes, or a hub name `owner/name[@revision]`.
+    #[arg(value_name = "DIR")]
+    pub(crate) model: String,
+    /// The folder for the model in numbers.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// The numbers of the written weights. They are computed in fp32 and rounded once.
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = Dtype::Float32)]
+    pub(crate) dtype: Dtype,
 }
 
 /// `model export`.

@@ -1,8 +1,9 @@
 //! `model`: describes a model folder, makes one with random weights, one of an adapter and its model or of
-//! the two in one, and one of a GGUF file, and writes such a file and adapters.
+//! the two in one, one in codes or of codes, and one of a GGUF file, and writes such a file and adapters.
 
 mod adapter;
 mod gguf;
+mod quantize;
 mod stored;
 
 use std::collections::BTreeMap;
@@ -11,8 +12,11 @@ use std::fs;
 use datasets::Tokenizer;
 use gemini::checkpoint;
 use inference::session::{check_vocabulary, load_tokenizer};
-use models::causal_lm::CausalLm;
+use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
+use models::decoder::load::weight_specs;
+use models::decoder::{DecoderSpec, HeadKind};
+use models::quantize::Quantization;
 use serde::Serialize;
 use tch::{Device, Kind};
 
@@ -35,6 +39,9 @@ struct Info {
     vocab_size: i64,
     max_position_embeddings: i64,
     parameters: u64,
+    /// How the weights of linear layers are held, if in codes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantization: Option<Quantization>,
     bytes: u64,
     /// The number of stored values per data type.
     dtypes: BTreeMap<String, u64>,
@@ -60,6 +67,8 @@ pub(crate) fn run(command: &ModelCommand) -> anyhow::Result<()> {
         ModelCommand::Unmerge(arguments) => adapter::unmerge(arguments),
         ModelCommand::InitAdapter(arguments) => adapter::init(arguments),
         ModelCommand::ConvertAdapter(arguments) => adapter::convert(arguments),
+        ModelCommand::Quantize(arguments) => quantize::quantize(arguments),
+        ModelCommand::Dequantize(arguments) => quantize::dequantize(arguments),
         ModelCommand::Export(arguments) => gguf::export(arguments),
         ModelCommand::Import(arguments) => gguf::import(arguments),
     }
@@ -69,6 +78,11 @@ fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
     let folder = model_folder::find(&arguments.model)?;
     let config = folder.config()?;
     let (dtypes, bytes) = stored::measure_weights(folder.path())?;
+    let quantization = config.quantization().filter(|_| folder.base().is_none());
+    let parameters: u64 = match quantization {
+        None => dtypes.values().sum(),
+        Some(_) => num_parameters(&config)?,
+    };
 
     let value = |key: &str| config.value(key).cloned().unwrap_or_default();
     let info = Info {
@@ -82,7 +96,8 @@ fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
         head_dim: config.head_dim(),
         vocab_size: config.vocab_size(),
         max_position_embeddings: config.max_positions(),
-        parameters: dtypes.values().sum(),
+        parameters,
+        quantization,
         bytes,
         dtypes,
         tokenizer: match Tokenizer::from_folder(folder.tokenizer_path()) {
@@ -93,6 +108,14 @@ fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
 
     let text = if arguments.json { serde_json::to_string_pretty(&info)? } else { listing(&info)? };
     Ok(print(&text)?)
+}
+
+/// The number of parameters of a model in codes, which its files do not have one by one.
+fn num_parameters(config: &Config) -> Result<u64, models::Error> {
+    let head = if config.is_sequence_classification() { HeadKind::Scalar } else { HeadKind::Vocabulary };
+    let options = LoadOptions::frozen(Kind::Float, Device::Cpu);
+    let specs = weight_specs(DecoderSpec::whole(config.clone(), head), &options)?;
+    Ok(specs.iter().map(|spec| spec.shape.iter().product::<i64>() as u64).sum())
 }
 
 impl TokenizerInfo {

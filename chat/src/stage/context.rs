@@ -161,6 +161,9 @@ pub(super) fn new_adapter(
             "weights that are trained have to be numbers: leave it out, or train adapters, with [model.lora]";
         return Err(refused("model.quantize", message));
     }
+    if config.model.lora.is_none() && folder.base().is_none() {
+        check_numbers(folder)?;
+    }
     let (Some(_), Some(checkpoint)) = (&config.model.lora, ctx.folder.checkpoint()) else {
         return first_adapter(config, folder);
     };
@@ -172,6 +175,18 @@ pub(super) fn new_adapter(
         checkpoint.display()
     );
     Err(refused("model.lora", &message))
+}
+
+/// Returns an error for a model whose weights are codes and cannot be trained.
+fn check_numbers(folder: &ModelFolder) -> anyhow::Result<()> {
+    let Some(quantization) = folder.config()?.quantization() else { return Ok(()) };
+    let message = format!(
+        "{}: the files of this model hold {} codes, which are not trained: train adapters, with [model.lora], or make \
+         numbers of them with `model dequantize`",
+        folder.path().display(),
+        quantization.name()
+    );
+    Err(refused("model.path", &message))
 }
 
 /// The adapters of `[model.lora]` on the model of a folder, if the section is there.

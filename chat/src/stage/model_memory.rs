@@ -26,7 +26,7 @@ pub(crate) struct PlannedModel<'a> {
     pub(crate) role: &'static str,
     /// The adapters that are trained in place of the model.
     pub(crate) lora: Option<&'a Arc<LoraPlan>>,
-    /// Whether its frozen weights are held as `[model] quantize` says.
+    /// Whether its frozen weights are held as `[model] quantize` says, if its files do not hold codes.
     pub(crate) is_quantized: bool,
     /// Whether another of the models holds the weights that the adapters belong to.
     pub(crate) shares_trunk: bool,
@@ -151,7 +151,8 @@ fn bytes_of(
     groups: &ProcessGroups,
     model: &PlannedModel<'_>,
 ) -> Result<ModelBytes, models::Error> {
-    let quantize = config.model.quantize.filter(|_| model.is_quantized);
+    let wanted = config.model.quantize.filter(|_| model.is_quantized);
+    let quantize = model.config.quantization().or(wanted);
     let options = LoadOptions { quantize, ..model.load_options(model_parallel(config, groups)) };
     let specs = if model.shares_trunk { own_weight_specs } else { weight_specs }(model.spec(), &options)?;
     let (stage, moments) = (config.parallel.zero, config.train.moments_dtype);

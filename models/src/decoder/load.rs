@@ -22,7 +22,8 @@ use crate::architecture::Names;
 use crate::builder::{ParameterPart, ParameterRequest, SCORE_WEIGHT};
 use crate::config::Config;
 use crate::initialize;
-use crate::quantize::QuantizedSource;
+use crate::quantize::stored::StoredCodes;
+use crate::quantize::{QuantizedSource, settings};
 use crate::weights::{TensorReader, WeightFolder, copy_elements};
 
 /// The values of one parameter.
@@ -72,8 +73,13 @@ pub(crate) fn from_folder(
 
     let names = config.architecture().names;
     let ties = config.architecture().tie_word_embeddings && head == HeadKind::Vocabulary;
+    let options = &held_as_stored(&config, options)?;
     check_quantize(&config, options)?;
-    let quantize = options.quantize.map(QuantizedSource::Read);
+    let codes = StoredCodes::of(folder, &config, &files);
+    let quantize = match &codes {
+        Some(codes) => Some(QuantizedSource::Stored(Arc::clone(codes))),
+        None => options.quantize.map(QuantizedSource::Read),
+    };
     let spec = DecoderSpec { quantize, ..DecoderSpec::whole(config, head) };
     let decoder = fill(spec, options, &mut |request| {
         if let (SCORE_WEIGHT, Some(seed)) = (request.name, score_seed) {
@@ -93,8 +99,25 @@ pub(crate) fn from_folder(
         Ok(Values::file(reader, folder, request))
     })?;
 
-    files.check_all_used(is_ignorable)?;
+    for layer in decoder.quantized_weights().keys() {
+        files.mark_remote(&spellings(&names, &format!("{layer}.weight")))?;
+    }
+    let is_companion = |name: &str| codes.as_ref().is_some_and(|codes| codes.is_companion(name));
+    files.check_all_used(|name| is_ignorable(name) || is_companion(name))?;
     Ok(decoder)
+}
+
+/// The options with which a folder is read: codes in its files stay as they are.
+fn held_as_stored(config: &Config, options: &LoadOptions) -> Result<LoadOptions, Error> {
+    match (config.quantization(), options.quantize) {
+        (Some(stored), Some(wanted)) if stored != wanted => Err(Error::Unsupported {
+            path: config.origin().to_owned(),
+            key: "[model] quantize".to_owned(),
+            value: wanted.name().to_owned(),
+            fix: format!("the files of this model hold {} codes already: leave it out", stored.name()),
+        }),
+        (stored, wanted) => Ok(LoadOptions { quantize: stored.or(wanted), ..options.clone() }),
+    }
 }
 
 /// The names that the files of a model may give to a parameter, the usual one first.
@@ -278,6 +301,7 @@ fn reserve(
 ) -> Result<Arc<dyn WeightStore>, Error> {
     let quantize = spec.quantize.map(|quantize| match quantize {
         QuantizedSource::Read(quantization) => QuantizedSource::Sizes(quantization),
+        QuantizedSource::Stored(codes) => QuantizedSource::StoredSizes(codes),
         other => other,
     });
     let (decoder, specs) = without_values(DecoderSpec { quantize, ..spec }, options)?;
@@ -389,11 +413,14 @@ impl FileValues {
 /// Returns an error for a model whose weights cannot be quantised as `options` ask for.
 fn check_quantize(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     let Some(quantization) = options.quantize else { return Ok(()) };
+    let is_stored = config.quantization().is_some();
     let memory = options.memory.as_ref();
     let fix = if options.trainable {
         "weights that are trained have to be numbers: train adapters, with [model.lora]"
+    } else if config.architecture().experts.is_some() && is_stored {
+        "codes of experts are not read: take the model that this one was made from"
     } else if options.device != Device::Cpu {
-        "weights are quantised on the processor only: choose the device `cpu`"
+        "quantised weights are on the processor only: choose the device `cpu`"
     } else if memory.is_some_and(|memory| memory.is_limited() || memory.num_shards() > 1) {
         "quantised weights stay in memory: leave out [gemini] device_memory and [parallel] zero = 3"
     } else {
@@ -401,7 +428,7 @@ fn check_quantize(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     };
     Err(Error::Unsupported {
         path: config.origin().to_owned(),
-        key: "quantize".to_owned(),
+        key: if is_stored { settings::KEY } else { "quantize" }.to_owned(),
         value: quantization.name().to_owned(),
         fix: fix.to_owned(),
     })

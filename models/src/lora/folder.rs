@@ -82,13 +82,17 @@ impl AdapterFolder {
     }
 
     /// The configuration of the model with this adapter: the folder's own, or that of its base with the head
-    /// that the adapter has.
+    /// that the adapter has. How weights are held, that of the base says.
     pub fn config(&self, base: &Path) -> Result<Config, Error> {
-        if self.path.join("config.json").exists() {
-            return Config::from_folder(&self.path);
-        }
-        let config = Config::from_folder(base)?;
-        Ok(if self.has(SCORE_WEIGHT) { config.for_sequence_classification(Kind::Float) } else { config })
+        let base = Config::from_folder(base)?;
+        let own = if self.path.join("config.json").exists() {
+            Config::from_folder(&self.path)?
+        } else if self.has(SCORE_WEIGHT) {
+            base.for_sequence_classification(Kind::Float)
+        } else {
+            return Ok(base);
+        };
+        Ok(own.held_as(&base))
     }
 
     /// Whether the folder has values for a parameter.

@@ -27,6 +27,7 @@ use crate::Error;
 use crate::config::Config;
 use crate::decoder::load::{check_finite, own_weight_specs, weight_specs};
 use crate::decoder::{DecoderSpec, HeadKind, LoadOptions};
+use crate::quantize::settings;
 use crate::stored_model::StoredModel;
 use crate::weights::WeightFolder;
 
@@ -49,6 +50,15 @@ pub fn initialize(
 ) -> Result<(), Error> {
     let (mut base, model) = (model.to_owned(), StoredModel::open(model)?);
     if let WeightInit::Loftq(quantization) = init {
+        if let Some(stored) = model.quantization() {
+            return Err(Error::Unsupported {
+                path: base.display().to_string(),
+                key: settings::KEY.to_owned(),
+                value: stored.name().to_owned(),
+                fix: "loftq makes up for what quantisation takes from the weights: give the model with all of them"
+                    .to_owned(),
+            });
+        }
         let options = LoadOptions { quantize: Some(quantization), ..frozen() };
         weight_specs(DecoderSpec::whole(model.config().clone(), HeadKind::Vocabulary), &options)?;
     }

@@ -9,14 +9,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parallel::comm::{ProcessGroup, Reduction};
-use parallel::kernels::quantized::{self, CodeKind, Codes};
+use parallel::kernels::quantized::{self, BlockScales, CodeKind, Codes};
 use parallel::{Placement, upload};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::int8::{self, Int8};
-use super::nf4::{self, BLOCK, Nf4Quantizer};
-use super::scales::{self, NESTED_BLOCK};
+use super::nf4::{self, BLOCK, Nf4, Nf4Quantizer};
+use super::scales::NESTED_BLOCK;
+use super::stored::StoredCodes;
 
 /// The numbers that are quantised at a time, in whole blocks.
 const PIECE_NUMBERS: i64 = 1 << 20;
@@ -55,10 +56,51 @@ impl Quantization {
 pub enum QuantizedSource {
     /// It quantises them when it has read them.
     Read(Quantization),
+    /// It reads their codes. Layers that have none in the files stay as they are.
+    Stored(Arc<StoredCodes>),
     /// It gets none: only their sizes are wanted.
     Sizes(Quantization),
+    /// It gets none, but the sizes of those that have codes in the files.
+    StoredSizes(Arc<StoredCodes>),
     /// It shares those of another model.
     Shared(QuantizedWeights),
+}
+
+impl QuantizedSource {
+    /// Whether the weight of a linear layer is held in codes.
+    pub(crate) fn holds(&self, layer: &str) -> bool {
+        match self {
+            Self::Read(_) | Self::Sizes(_) => true,
+            Self::Stored(codes) | Self::StoredSizes(codes) => codes.has(layer),
+            Self::Shared(weights) => weights.contains_key(layer),
+        }
+    }
+}
+
+/// The codes of a whole matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MatrixCodes {
+    /// Four bits a number, and scales in eight bits.
+    Nf4(Nf4),
+    /// Four bits a number, and scales in fp32.
+    Nf4WithNumbers {
+        /// Two codes in each byte.
+        codes: Vec<u8>,
+        /// The scale of each block.
+        scales: Vec<f32>,
+    },
+    /// Eight bits a number.
+    Int8(Int8),
+}
+
+impl MatrixCodes {
+    /// Quantises `full`, a weight `[out, in]` with finite numbers, as if they were fp32.
+    pub fn of(quantization: Quantization, full: &Tensor) -> Self {
+        match quantization {
+            Quantization::Nf4 => Self::Nf4(nf4(full)),
+            Quantization::Int8 => Self::Int8(int8(full)),
+        }
+    }
 }
 
 /// The quantised weights of a model, by the names of their layers.
@@ -80,10 +122,8 @@ enum Held {
     Nf4 {
         /// `u8`, two codes each.
         codes: Tensor,
-        /// `u8`, the scales of the whole matrix.
-        scales: Tensor,
-        nested: Tensor,
-        offset: f32,
+        /// Those of the whole matrix.
+        scales: HeldScales,
         /// The number of each row's first element in the whole matrix.
         row_starts: Arc<[u64]>,
     },
@@ -96,15 +136,52 @@ enum Held {
     Bytes(usize),
 }
 
+/// The scales of the blocks of 64 numbers.
+#[derive(Debug)]
+enum HeldScales {
+    /// fp32.
+    Numbers(Tensor),
+    Codes {
+        /// `u8`, one for each scale.
+        codes: Tensor,
+        nested: Tensor,
+        offset: f32,
+        /// What codes stand for.
+        book: Arc<[f32; 256]>,
+    },
+}
+
+impl HeldScales {
+    fn num_bytes(&self) -> usize {
+        match self {
+            Self::Numbers(scales) => 4 * scales.numel(),
+            Self::Codes { codes, nested, .. } => codes.numel() + 4 * nested.numel(),
+        }
+    }
+}
+
+impl Clone for HeldScales {
+    /// Makes other handles to the same scales.
+    fn clone(&self) -> Self {
+        match self {
+            Self::Numbers(scales) => Self::Numbers(scales.shallow_clone()),
+            Self::Codes { codes, nested, offset, book } => Self::Codes {
+                codes: codes.shallow_clone(),
+                nested: nested.shallow_clone(),
+                offset: *offset,
+                book: Arc::clone(book),
+            },
+        }
+    }
+}
+
 impl Clone for Held {
     /// Makes other handles to the same codes.
     fn clone(&self) -> Self {
         match self {
-            Self::Nf4 { codes, scales, nested, offset, row_starts } => Self::Nf4 {
+            Self::Nf4 { codes, scales, row_starts } => Self::Nf4 {
                 codes: codes.shallow_clone(),
-                scales: scales.shallow_clone(),
-                nested: nested.shallow_clone(),
-                offset: *offset,
+                scales: scales.clone(),
                 row_starts: Arc::clone(row_starts),
             },
             Self::Int8 { codes, scales } => {
@@ -146,12 +223,33 @@ impl QuantizedMatrix {
     pub fn new(quantization: Quantization, full: &Tensor, placement: &Placement) -> Option<Self> {
         let shape: [i64; 2] = full.size().try_into().expect("a weight is a matrix");
         let part = Part::of(shape, placement)?;
+        Some(Self::of_part(MatrixCodes::of(quantization, full), shape, placement, part))
+    }
+
+    /// Keeps this rank's shard of the `codes` of a whole matrix `shape` `[out, in]`. `None` if a row of the
+    /// shard consists of several pieces.
+    pub fn of_codes(codes: MatrixCodes, shape: [i64; 2], placement: &Placement) -> Option<Self> {
+        Some(Self::of_part(codes, shape, placement, Part::of(shape, placement)?))
+    }
+
+    fn of_part(codes: MatrixCodes, shape: [i64; 2], placement: &Placement, part: Part) -> Self {
         let (rows, columns) = (0..part.row_starts.len(), part.columns);
-        let held = match quantization {
-            Quantization::Nf4 => nf4(full, placement, part),
-            Quantization::Int8 => int8(full, placement),
+        let held = match codes {
+            MatrixCodes::Nf4(Nf4 { codes, scales }) => {
+                let scales = HeldScales::Codes {
+                    codes: upload(&scales.codes, Device::Cpu),
+                    nested: upload(&scales.nested, Device::Cpu),
+                    offset: scales.offset,
+                    book: scales.book,
+                };
+                part.held(&codes, scales, placement)
+            }
+            MatrixCodes::Nf4WithNumbers { codes, scales } => {
+                part.held(&codes, HeldScales::Numbers(upload(&scales, Device::Cpu)), placement)
+            }
+            MatrixCodes::Int8(whole) => held_int8(&whole, shape[1], placement),
         };
-        Some(Self { held, rows, columns, input_group: input_group(placement) })
+        Self { held, rows, columns, input_group: input_group(placement) }
     }
 
     /// A matrix without values, which takes the bytes that a rank needs for a weight of this shape.
@@ -190,8 +288,8 @@ impl QuantizedMatrix {
     /// The bytes of codes and scales.
     pub fn num_bytes(&self) -> usize {
         match &self.held {
-            Held::Nf4 { codes, scales, nested, row_starts, .. } => {
-                codes.numel() + scales.numel() + 4 * nested.numel() + 8 * row_starts.len()
+            Held::Nf4 { codes, scales, row_starts } => {
+                codes.numel() + scales.num_bytes() + 8 * row_starts.len()
             }
             Held::Int8 { codes, scales } => codes.numel() + 4 * scales.numel(),
             Held::Bytes(bytes) => *bytes,
@@ -238,15 +336,15 @@ impl QuantizedMatrix {
 
     fn with_codes<T>(&self, run: impl FnOnce(&Codes<'_>) -> T) -> T {
         let kind = match &self.held {
-            Held::Nf4 { codes, scales, nested, offset, row_starts } => CodeKind::Four {
-                codes,
-                scales,
-                nested,
-                offset: *offset,
-                row_starts,
-                book: &nf4::BOOK,
-                scale_book: scales::book(),
-            },
+            Held::Nf4 { codes, scales, row_starts } => {
+                let scales = match scales {
+                    HeldScales::Numbers(scales) => BlockScales::Numbers(scales),
+                    HeldScales::Codes { codes, nested, offset, book } => {
+                        BlockScales::Codes { codes, nested, offset: *offset, book }
+                    }
+                };
+                CodeKind::Four { codes, scales, row_starts, book: &nf4::BOOK }
+            }
             Held::Int8 { codes, scales } => CodeKind::Eight { codes, scales, unit: int8::UNIT },
             Held::Bytes(_) => unreachable!("a model that is only planned computes nothing"),
         };
@@ -272,24 +370,30 @@ fn in_pieces(full: &Tensor, length: i64, mut push: impl FnMut(&[f32])) {
     }
 }
 
-fn nf4(full: &Tensor, placement: &Placement, part: Part) -> Held {
+fn nf4(full: &Tensor) -> Nf4 {
     let mut quantizer = Nf4Quantizer::default();
     in_pieces(full, PIECE_NUMBERS, |numbers| quantizer.push(numbers));
-    let whole = quantizer.finish();
-    let codes = match placement {
-        Placement::Replicate => whole.codes,
-        Placement::Shard { .. } => part.codes(&whole.codes),
-    };
-    Held::Nf4 {
-        codes: upload(&codes, Device::Cpu),
-        scales: upload(&whole.scales.codes, Device::Cpu),
-        nested: upload(&whole.scales.nested, Device::Cpu),
-        offset: whole.scales.offset,
-        row_starts: part.row_starts.into(),
-    }
+    quantizer.finish()
+}
+
+fn int8(full: &Tensor) -> Int8 {
+    let columns = full.size()[1];
+    let mut whole = Int8::default();
+    let rows_in_piece = (PIECE_NUMBERS / columns.max(1)).max(1);
+    in_pieces(full, rows_in_piece * columns, |numbers| whole.push_rows(numbers, columns as usize));
+    whole
 }
 
 impl Part {
+    /// The part of a matrix in NF4, from the codes of the whole matrix.
+    fn held(self, whole: &[u8], scales: HeldScales, placement: &Placement) -> Held {
+        let codes = match placement {
+            Placement::Replicate => upload(whole, Device::Cpu),
+            Placement::Shard { .. } => upload(&self.codes(whole), Device::Cpu),
+        };
+        Held::Nf4 { codes, scales, row_starts: self.row_starts.into() }
+    }
+
     /// The codes of the part, two in each byte, from those of the whole matrix.
     fn codes(&self, whole: &[u8]) -> Vec<u8> {
         let numbers =
@@ -307,11 +411,8 @@ impl Part {
     }
 }
 
-fn int8(full: &Tensor, placement: &Placement) -> Held {
-    let columns = full.size()[1];
-    let mut whole = Int8::default();
-    let rows_in_piece = (PIECE_NUMBERS / columns.max(1)).max(1);
-    in_pieces(full, rows_in_piece * columns, |numbers| whole.push_rows(numbers, columns as usize));
+/// The part of a matrix of eight bits with `columns` columns.
+fn held_int8(whole: &Int8, columns: i64, placement: &Placement) -> Held {
     let (codes, scales) = (upload(&whole.codes, Device::Cpu), upload(&whole.scales, Device::Cpu));
     let codes = codes.view([-1, columns]);
     // A shard of rows is a view, which would keep the codes of all ranks in memory.

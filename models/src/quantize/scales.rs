@@ -12,7 +12,7 @@
 //! the same here. Its mean is a sum of fp32 whose rounding depends on the number of threads; here it is
 //! always that of one.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// The scales that share a scale of their own.
 pub use parallel::kernels::quantized::NESTED_BLOCK;
@@ -29,6 +29,8 @@ pub struct Scales {
     pub nested: Vec<f32>,
     /// The mean of the scales.
     pub offset: f32,
+    /// What codes stand for: [`book`], or nearly that, where it was computed by another machine.
+    pub book: Arc<[f32; 256]>,
 }
 
 /// Quantises the scales of the blocks of one matrix.
@@ -45,7 +47,7 @@ pub fn quantize(scales: &[f32]) -> Scales {
         let code = |number: &f32| if largest > 0.0 { table()[step_of(number * factor)] } else { 0 };
         codes.extend(centred.iter().map(code));
     }
-    Scales { codes, nested, offset }
+    Scales { codes, nested, offset, book: Arc::clone(book()) }
 }
 
 /// The step of a number between -1 and 1.
@@ -69,8 +71,8 @@ fn table() -> &'static [u8; STEPS] {
 
 /// The numbers that a code stands for, in ascending order: in each decade from 1e-6 to 1, twice as many as in
 /// the one before, in the middle of equal steps; zero; and one. bitsandbytes: `create_dynamic_map`.
-pub fn book() -> &'static [f32; 256] {
-    static BOOK: OnceLock<[f32; 256]> = OnceLock::new();
+pub fn book() -> &'static Arc<[f32; 256]> {
+    static BOOK: OnceLock<Arc<[f32; 256]>> = OnceLock::new();
     BOOK.get_or_init(|| {
         let mut numbers = vec![0.0, 1.0];
         for decade in 0..7 {
@@ -80,7 +82,7 @@ pub fn book() -> &'static [f32; 256] {
             numbers.extend(middles.flat_map(|middle| [middle, -middle]));
         }
         numbers.sort_by(f32::total_cmp);
-        numbers.try_into().expect("2 + 2 (1 + 2 + .. + 64) numbers")
+        Arc::new(numbers.try_into().expect("2 + 2 (1 + 2 + .. + 64) numbers"))
     })
 }
 

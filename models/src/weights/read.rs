@@ -44,6 +44,11 @@ impl WeightFolder {
         self.files.iter().map(|file| &**file)
     }
 
+    /// The files, for a reader of their own.
+    pub(crate) fn shared_files(&self) -> Vec<Arc<TensorFile>> {
+        self.files.clone()
+    }
+
     /// The text under a key of the files' metadata, if one of them has it.
     pub(crate) fn metadata(&self, key: &str) -> Option<&str> {
         self.files().find_map(|file| file.metadata(key))
@@ -106,7 +111,7 @@ impl WeightFolder {
     }
 
     /// Checks that the checkpoint contains the tensor and marks it as used without reading it, because
-    /// another rank holds it.
+    /// another rank holds it, or because its codes are read in another way.
     pub fn mark_remote(&mut self, names: &[String]) -> Result<(), Error> {
         let mut present =
             names.iter().filter(|name| self.files.iter().any(|file| file.shape(name).is_some()));
@@ -164,15 +169,15 @@ impl TensorReader {
     }
 }
 
-/// Returns an error for a tensor of codes, which are no weights without their scales.
+/// Returns an error for a tensor of codes where numbers are wanted.
 fn refuse_codes(file: &TensorFile, name: &str) -> Result<(), Error> {
     let Some(dtype @ ("U8" | "I8")) = file.dtype(name) else { return Ok(()) };
     Err(Error::Unsupported {
         path: file.path().display().to_string(),
         key: name.to_owned(),
         value: dtype.to_owned(),
-        fix: "the model was saved with quantised weights: take the one that it was made from, and quantise it while \
-              it is read with [model] quantize"
+        fix: "codes are read for linear layers alone, and where `quantization_config` in config.json says so: take the \
+              model that this one was made from"
             .to_owned(),
     })
 }

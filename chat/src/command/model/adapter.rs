@@ -122,7 +122,7 @@ pub(super) fn convert(arguments: &ModelConvertAdapterArgs) -> anyhow::Result<()>
 }
 
 /// The folder of a whole model.
-fn whole_model(name: &str) -> anyhow::Result<ModelFolder> {
+pub(super) fn whole_model(name: &str) -> anyhow::Result<ModelFolder> {
     let folder = model_folder::find(name)?;
     if folder.base().is_some() {
         return Err(refused(
@@ -174,7 +174,7 @@ fn new_adapter(arguments: &ModelInitAdapterArgs, base: &Path) -> anyhow::Result<
 }
 
 /// Writes the files of the tokenizer beside a model with this configuration.
-fn save_tokenizer(folder: &Path, tokenizer: &Tokenizer, config: &Config) -> anyhow::Result<()> {
+pub(super) fn save_tokenizer(folder: &Path, tokenizer: &Tokenizer, config: &Config) -> anyhow::Result<()> {
     if config.is_sequence_classification() {
         return Ok(tokenizer.save(folder)?);
     }

@@ -2,7 +2,8 @@
 //! product with a few rows.
 //!
 //! ```text
-//!   four bits:   w = book[code] (scale_book[scale code] nested scale + offset)
+//!   four bits:   w = book[code] scale
+//!                scale: fp32, or scale_book[scale code] nested scale + offset
 //!   eight bits:  w = code scale[row] unit
 //! ```
 //! The product makes a few rows of the matrix at a time, which stay in the cache of a core. It has the bits
@@ -46,18 +47,12 @@ pub enum CodeKind<'a> {
     Four {
         /// `u8`, two codes each, the first in the upper half, row after row.
         codes: &'a Tensor,
-        /// `u8`, the codes of the scales of all blocks of 64 numbers of the whole matrix.
-        scales: &'a Tensor,
-        /// fp32, one for each 256 scales.
-        nested: &'a Tensor,
-        /// What is added to a scale.
-        offset: f32,
+        /// The scales of all blocks of 64 numbers of the whole matrix.
+        scales: BlockScales<'a>,
         /// The number in the whole matrix of the first element of each row.
         row_starts: &'a [u64],
         /// What codes stand for.
         book: &'a [f32; 16],
-        /// What the codes of scales stand for.
-        scale_book: &'a [f32; 256],
     },
     /// Eight bits a number.
     Eight {
@@ -67,6 +62,24 @@ pub enum CodeKind<'a> {
         scales: &'a Tensor,
         /// What a code is multiplied by, beside the scale.
         unit: f32,
+    },
+}
+
+/// How the scales of blocks are held. All tensors are contiguous.
+#[derive(Clone, Copy, Debug)]
+pub enum BlockScales<'a> {
+    /// fp32, one for each block.
+    Numbers(&'a Tensor),
+    /// Eight bits a scale.
+    Codes {
+        /// `u8`, one for each block.
+        codes: &'a Tensor,
+        /// fp32, one for each 256 scales.
+        nested: &'a Tensor,
+        /// What is added to a scale.
+        offset: f32,
+        /// What codes stand for.
+        book: &'a [f32; 256],
     },
 }
 
@@ -138,12 +151,44 @@ enum Numbers<'a> {
 
 struct Four<'a> {
     codes: &'a [u8],
-    scales: &'a [u8],
-    nested: &'a [f32],
-    offset: f32,
+    scales: Scales<'a>,
     row_starts: &'a [u64],
     book: &'a [f32; 16],
-    scale_book: &'a [f32; 256],
+}
+
+/// [`BlockScales`] as slices.
+enum Scales<'a> {
+    Numbers(&'a [f32]),
+    Codes { codes: &'a [u8], nested: &'a [f32], offset: f32, book: &'a [f32; 256] },
+}
+
+impl<'a> Scales<'a> {
+    /// The scales of at least `blocks` blocks.
+    fn of(scales: BlockScales<'a>, blocks: usize) -> Self {
+        match scales {
+            BlockScales::Numbers(scales) => {
+                let scales = numbers::<f32>(scales);
+                assert!(blocks <= scales.len(), "every block has a scale");
+                Self::Numbers(scales)
+            }
+            BlockScales::Codes { codes, nested, offset, book } => {
+                let (codes, nested) = (bytes::<u8>(codes, Kind::Uint8), numbers::<f32>(nested));
+                let is_whole = blocks <= codes.len() && blocks.div_ceil(NESTED_BLOCK) <= nested.len();
+                assert!(is_whole, "every block has a scale");
+                Self::Codes { codes, nested, offset, book }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn scale(&self, block: usize) -> f32 {
+        match self {
+            Self::Numbers(scales) => scales[block],
+            Self::Codes { codes, nested, offset, book } => {
+                book[usize::from(codes[block])] * nested[block / NESTED_BLOCK] + offset
+            }
+        }
+    }
 }
 
 /// The codes of a contiguous tensor of eight bits on the host.
@@ -162,17 +207,12 @@ impl<'a> Matrix<'a> {
         let (columns, rows) = (codes.columns, codes.rows.clone());
         let numel = rows.end * columns;
         let numbers = match codes.kind {
-            CodeKind::Four { codes, scales, nested, offset, row_starts, book, scale_book } => {
-                let (codes, scales) = (bytes::<u8>(codes, Kind::Uint8), bytes::<u8>(scales, Kind::Uint8));
-                let nested = numbers::<f32>(nested);
+            CodeKind::Four { codes, scales, row_starts, book } => {
+                let codes = bytes::<u8>(codes, Kind::Uint8);
                 let last = row_starts[..rows.end].iter().map(|start| *start as usize + columns).max();
                 let blocks = last.unwrap_or(0).div_ceil(BLOCK);
                 assert!(codes.len() >= numel.div_ceil(2), "every number has a code");
-                assert!(
-                    blocks <= scales.len() && blocks.div_ceil(NESTED_BLOCK) <= nested.len(),
-                    "and a scale"
-                );
-                Numbers::Four(Four { codes, scales, nested, offset, row_starts, book, scale_book })
+                Numbers::Four(Four { codes, scales: Scales::of(scales, blocks), row_starts, book })
             }
             CodeKind::Eight { codes, scales, unit } => {
                 let (codes, scales) = (bytes::<i8>(codes, Kind::Int8), numbers::<f32>(scales));
@@ -221,7 +261,8 @@ impl<'a> Matrix<'a> {
         for (column, number) in output.iter_mut().enumerate() {
             *number = match &self.numbers {
                 Numbers::Four(four) => {
-                    four.number(first + column, four.scale((four.row_starts[row] as usize + column) / BLOCK))
+                    let block = (four.row_starts[row] as usize + column) / BLOCK;
+                    four.number(first + column, four.scales.scale(block))
                 }
                 Numbers::Eight { codes, scales, unit } => {
                     f32::from(codes[first + column]) * scales[row] * unit
@@ -232,11 +273,6 @@ impl<'a> Matrix<'a> {
 }
 
 impl Four<'_> {
-    #[inline(always)]
-    fn scale(&self, block: usize) -> f32 {
-        self.scale_book[usize::from(self.scales[block])] * self.nested[block / NESTED_BLOCK] + self.offset
-    }
-
     #[inline(always)]
     fn number(&self, index: usize, scale: f32) -> f32 {
         let pair = self.codes[index / 2];
@@ -255,7 +291,7 @@ impl Four<'_> {
             let block = (start + done) / BLOCK;
             let end = ((block + 1) * BLOCK - start).min(output.len());
             // SAFETY: the caller's promise.
-            unsafe { self.write_run::<L>(first + done, self.scale(block), &mut output[done..end]) };
+            unsafe { self.write_run::<L>(first + done, self.scales.scale(block), &mut output[done..end]) };
             done = end;
         }
     }
@@ -437,29 +473,39 @@ mod tests {
         }
 
         fn codes<'a>(&'a self, rows: &'a Range<usize>) -> Codes<'a> {
-            let kind = CodeKind::Four {
-                codes: &self.codes,
-                scales: &self.scales,
+            let scales = BlockScales::Codes {
+                codes: &self.scales,
                 nested: &self.nested,
                 offset: 0.75,
-                row_starts: &self.row_starts,
-                book: &BOOK,
-                scale_book: self.scale_book.as_slice().try_into().unwrap(),
+                book: self.scale_book.as_slice().try_into().unwrap(),
             };
+            self.with_scales(rows, scales)
+        }
+
+        fn with_scales<'a>(&'a self, rows: &'a Range<usize>, scales: BlockScales<'a>) -> Codes<'a> {
+            let row_starts = self.row_starts.as_slice();
+            let kind = CodeKind::Four { codes: &self.codes, scales, row_starts, book: &BOOK };
             Codes { columns: self.columns, rows, kind }
+        }
+
+        /// What the codes of the scales stand for.
+        fn scales(&self) -> Vec<f32> {
+            let codes: Vec<u8> = (&self.scales).try_into().unwrap();
+            let nested: Vec<f32> = (&self.nested).try_into().unwrap();
+            let scale = |(block, code): (usize, &u8)| {
+                self.scale_book[usize::from(*code)] * nested[block / 256] + 0.75
+            };
+            codes.iter().enumerate().map(scale).collect()
         }
 
         /// The numbers, one at a time and from the formula alone.
         fn numbers(&self, rows: &Range<usize>) -> Tensor {
             let codes: Vec<u8> = (&self.codes).try_into().unwrap();
-            let scales: Vec<u8> = (&self.scales).try_into().unwrap();
-            let nested: Vec<f32> = (&self.nested).try_into().unwrap();
+            let scales = self.scales();
             let number = |row: usize, column: usize| {
                 let (place, global) = (row * self.columns + column, self.row_starts[row] as usize + column);
                 let code = codes[place / 2] >> (4 * (1 - place % 2)) & 15;
-                let scale =
-                    self.scale_book[usize::from(scales[global / 64])] * nested[global / 64 / 256] + 0.75;
-                BOOK[usize::from(code)] * scale
+                BOOK[usize::from(code)] * scales[global / 64]
             };
             let numbers: Vec<f32> = rows
                 .clone()
@@ -497,6 +543,9 @@ mod tests {
                 let wanted = held.numbers(&rows);
                 let found = dequantize(&held.codes(&rows), Kind::Float);
                 assert_eq!(bits(&found), bits(&wanted), "{rows:?} {columns} {first} {width}");
+                let scales = Tensor::from_slice(&held.scales());
+                let with_numbers = held.with_scales(&rows, BlockScales::Numbers(&scales));
+                assert_eq!(bits(&dequantize(&with_numbers, Kind::Float)), bits(&wanted), "fp32 scales");
                 let rounded = dequantize(&held.codes(&rows), Kind::BFloat16);
                 assert_eq!(rounded, wanted.to_kind(Kind::BFloat16));
             }
