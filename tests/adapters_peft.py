@@ -47,7 +47,19 @@ KINDS = {
     "biases": {"bias": "all"},
     "dora_biases": {"bias": "lora_only", "use_dora": True},
     "last_norm": {"bias": "all", "modules_to_save": ["model.norm", "transformer.ln_f", "gpt_neox.final_layer_norm"]},
+    "tokens": {"trainable_token_indices": [95, 5, 0, 41]},
+    "head_tokens": {},
 }
+# The embedding and the head of families that do not tie them: `head_tokens` trains other rows of each.
+# transformers 5 calls the head of GPT-NeoX `lm_head`, and its checkpoints `embed_out`.
+UNTIED = {family: ["embed_tokens", "lm_head"] for family in ["llama", "mixtral"]}
+
+
+def settings_of(family, kind):
+    if kind != "head_tokens":
+        return KINDS[kind]
+    embedding, head = UNTIED[family]
+    return {"trainable_token_indices": {embedding: [95, 5], head: [7, 95, 0]}}
 
 
 def adapted(family, kind, base, folder):
@@ -55,14 +67,14 @@ def adapted(family, kind, base, folder):
     torch.manual_seed(2)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
     settings = dict(r=4, lora_alpha=6, target_modules=TARGETS[family], fan_in_fan_out=family == "gpt2", task_type="CAUSAL_LM")
-    model = get_peft_model(model, LoraConfig(**settings, **KINDS[kind])).eval()
+    model = get_peft_model(model, LoraConfig(**settings, **settings_of(family, kind))).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_" in name and "magnitude" not in name:
                 parameter.copy_(0.1 * torch.randn_like(parameter))
             elif "magnitude" in name:
                 parameter.mul_(1 + 0.1 * torch.randn_like(parameter))
-            elif parameter.requires_grad:  # a bias, or of a norm
+            elif parameter.requires_grad:  # a bias, of a norm, or rows of tokens
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return model
@@ -214,6 +226,8 @@ def main():
     failed = False
     for family in TARGETS:
         for kind in KINDS:
+            if kind == "head_tokens" and family not in UNTIED:
+                continue
             with tempfile.TemporaryDirectory() as scratch:
                 made, trained, saved = check(binary, family, kind, Path(scratch))
             failed |= made > LOADED or trained > TRAINED or saved > LOADED

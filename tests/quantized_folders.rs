@@ -119,7 +119,7 @@ fn what_codes_in_files_cannot_do_is_refused_by_name() {
     let whole = "sft --config life/sft/run.toml --set model.path=nf4 --set out=no";
     scratch.run(whole).fails(2, &["model.path", "nf4 codes", "[model.lora]", "model dequantize"]);
     let other = line("nf4", "no", "--set model.quantize=int8");
-    scratch.run(&other).fails(3, &["config.json: `[model] quantize` = int8", "nf4 codes already"]);
+    scratch.run(&other).fails(3, &["config.json: `quantize` = int8", "nf4 codes already"]);
     let budget = line("nf4", "no", "--set gemini.device_memory=14MiB");
     scratch.run(&budget).fails(3, &["`quantization_config` = nf4", "[gemini] device_memory"]);
 

@@ -105,6 +105,8 @@ mod lora;
 mod adapters;
 // Adapters that begin with a part of the weights of their model.
 mod init_adapter;
+// Rows of single tokens beside adapters.
+mod token_rows;
 
 // Weights in codes, in every command that runs a model.
 mod quantize;

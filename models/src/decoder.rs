@@ -28,8 +28,8 @@ use crate::builder::{ParameterPart, ParameterRequest};
 use crate::config::Config;
 use crate::forward_context::ForwardContext;
 use crate::linear::Linear;
-use crate::lora::LoraPlan;
 use crate::lora::folder::{self, AdapterParameters, AdapterSettings};
+use crate::lora::{LoraPlan, TokenRows};
 use crate::model_parallel::ModelParallel;
 use crate::norm::Norm;
 use crate::quantize::{Quantization, QuantizedMatrix, QuantizedSource, QuantizedWeights};
@@ -144,6 +144,8 @@ pub struct Decoder {
     final_norm: Option<Norm>,
     project_out: Option<Linear>,
     head: Tensor,
+    /// The rows of single tokens in place of those of `head`.
+    head_rows: Option<TokenRows>,
     parameters: Vec<Parameter>,
     /// The part of the model that each parameter belongs to.
     parts: Vec<ParameterPart>,
@@ -223,6 +225,11 @@ impl Decoder {
         &self.head
     }
 
+    /// The rows of single tokens that are trained in place of those of the head's weight.
+    pub fn head_rows(&self) -> Option<&TokenRows> {
+        self.head_rows.as_ref()
+    }
+
     /// This rank's shard of the vocabulary; `None` if the rank holds the full vocabulary.
     pub fn vocabulary(&self) -> Option<&VocabShard> {
         self.token_embedding.vocabulary.as_ref()
@@ -256,7 +263,10 @@ impl Decoder {
             );
         };
         let architecture = self.architecture();
-        let file = lora.plan.saved_file(&lora.adapted, architecture.names.layers);
+        let mut file = lora.plan.saved_file(&lora.adapted, architecture.names.layers);
+        if head == HeadKind::Scalar {
+            file.lora.leave_out_rows(architecture.names.head);
+        }
         let text = file.to_json(head == HeadKind::Scalar, architecture.is_conv1d);
         let own = (0..self.parts.len()).filter(|&index| self.parts[index].is_own()).collect();
         let parameters = AdapterParameters {

@@ -1,12 +1,14 @@
 //! Embeddings and logits with a vocabulary that is sharded over a tensor-parallel group (Megatron's
 //! `VocabParallelEmbedding`).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parallel::ShardSpec;
 use parallel::comm::ProcessGroup;
 use tch::Tensor;
 
+use crate::lora::TokenRows;
 use crate::model_parallel::WeightPlacement;
 use crate::tensor_parallel_region::TensorParallelRegion;
 
@@ -28,6 +30,11 @@ impl VocabShard {
         }
     }
 
+    /// The tokens of this rank.
+    pub(crate) fn local_range(&self) -> &Range<i64> {
+        &self.spec.ranges(self.group.rank())[0]
+    }
+
     /// The average number of tokens per rank.
     pub(crate) fn mean_local_size(&self) -> i64 {
         (self.spec.global_len() / self.group.size() as i64).max(1)
@@ -38,7 +45,7 @@ impl VocabShard {
     pub(crate) fn argmax(&self, logits: &Tensor) -> Result<Tensor, parallel::Error> {
         let (value, index) = logits.max_dim(1, false);
         let values = self.group.all_gather(&value.unsqueeze(0))?; // [ranks, n]
-        let tokens = index + self.spec.ranges(self.group.rank())[0].start;
+        let tokens = index + self.local_range().start;
         let tokens = self.group.all_gather(&tokens.unsqueeze(0))?;
         Ok(tokens.gather(0, &values.argmax(0, true), false).squeeze_dim(0))
     }
@@ -58,7 +65,7 @@ impl MaskedIds {
         let Some(vocabulary) = vocabulary else {
             return Self { masked_ids: ids.shallow_clone(), input_mask: None };
         };
-        let local_range = &vocabulary.spec.ranges(vocabulary.group.rank())[0];
+        let local_range = vocabulary.local_range();
         let input_mask = ids.lt(local_range.start).logical_or(&ids.ge(local_range.end));
         Self {
             masked_ids: (ids - local_range.start).masked_fill(&input_mask, 0),
@@ -82,6 +89,8 @@ pub struct VocabParallelEmbedding {
     /// This rank's rows, `[V, H]`.
     pub(crate) weight: Tensor,
     pub(crate) vocabulary: Option<VocabShard>,
+    /// The rows that are trained in place of some of `weight`.
+    pub(crate) rows: Option<TokenRows>,
 }
 
 impl VocabParallelEmbedding {
@@ -89,7 +98,10 @@ impl VocabParallelEmbedding {
     /// tokens.
     pub fn forward(&self, ids: &Tensor, tp_region: &TensorParallelRegion) -> Result<Tensor, parallel::Error> {
         let masked = MaskedIds::new(ids, self.vocabulary.as_ref());
-        let output = Tensor::embedding(&self.weight, &masked.masked_ids, -1, false, false);
+        let mut output = Tensor::embedding(&self.weight, &masked.masked_ids, -1, false, false);
+        if let Some(rows) = &self.rows {
+            output = rows.replace(ids, &output);
+        }
         tp_region.reduce_from_region(&masked.zero_masked(output))
     }
 }

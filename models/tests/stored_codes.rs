@@ -138,7 +138,7 @@ fn same_model(name: &str, one: &CausalLm, other: &CausalLm) {
 fn what_codes_cannot_do_is_refused_by_name() {
     let folder = golden_folder("quantize").join("llama-nf4");
     let error = refusal(&folder, &frozen(Some(Quantization::Int8)));
-    assert!(error.contains("`[model] quantize` = int8") && error.contains("nf4 codes already"), "{error}");
+    assert!(error.contains("`quantize` = int8") && error.contains("nf4 codes already"), "{error}");
     CausalLm::load(&folder, &frozen(Some(Quantization::Nf4))).unwrap();
     let error = refusal(&folder, &options(None));
     assert!(error.contains("`quantization_config` = nf4") && error.contains("[model.lora]"), "{error}");

@@ -115,7 +115,7 @@ pub(crate) struct AdapterCounts {
     pub(crate) layers: usize,
     /// The lowest and the highest of their ranks.
     pub(crate) ranks: [i64; 2],
-    /// Biases, the tensors of modules that are trained whole, and a new head.
+    /// Biases, rows of single tokens, the tensors of modules that are trained whole, and a new head.
     pub(crate) other_tensors: usize,
 }
 

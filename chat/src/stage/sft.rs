@@ -1,12 +1,14 @@
 //! The stage `sft`.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use datasets::{SftRow, Tokenizer};
 use inference::model_folder::ModelFolder;
-use models::causal_lm::CausalLm;
+use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::decoder::HeadKind;
+use models::lora::LoraPlan;
 use rlhf::sft::Sft;
 use rlhf::trainer::{self, Objective};
 use tui::dashboard::{Charts, THROUGHPUT};
@@ -117,10 +119,17 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let inputs = inputs(ctx.stage, config, &architecture, &tokenizer)?;
     let tasks = Tasks::prepare(config, ctx.groups)?;
 
-    report_added_tokens(&added, held, architecture.vocab_size(), ctx);
     let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
-    let adapter = context::new_adapter(config, &folder, ctx)?;
+    let ids = ids_of(&added, &tokenizer);
+    let mut adapter = context::new_adapter(config, &folder, ctx)?;
+    if let Some(lora) = &mut adapter {
+        Arc::make_mut(lora).train_rows(architecture.architecture(), &ids);
+    }
     let lora = context::trained_adapter(adapter.as_ref(), &folder)?;
+    if let Some(lora) = lora.as_ref().filter(|_| folder.base().is_some()) {
+        refuse_tokens_without_rows(&folder, lora, &architecture, &added, &ids)?;
+    }
+    report_added_tokens(&added, [held, architecture.vocab_size()], lora.is_some(), ctx);
     let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
     let trained = PlannedModel::trained("model", &architecture, head, kind).with_adapter(lora.as_ref());
     let plan = planned(config, ctx, &[trained], &inputs, replies)?;
@@ -128,11 +137,16 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
         return Ok(());
     }
     let options = trainable_options(config, ctx)?;
-    let model = if architecture.vocab_size() > held {
-        refuse_adapter_for_tokens(config, &folder, &added)?;
-        CausalLm::load_resized(folder.path(), architecture.vocab_size(), &options)?
-    } else {
-        context::load_trained(&folder, adapter.as_ref(), config.seed, &options)?
+    let model = match &adapter {
+        _ if architecture.vocab_size() == held => {
+            context::load_trained(&folder, adapter.as_ref(), config.seed, &options)?
+        }
+        None => CausalLm::load_resized(folder.path(), architecture.vocab_size(), &options)?,
+        Some(lora) => {
+            let frozen = LoadOptions { trainable: false, ..options };
+            let trunk = CausalLm::load_resized(folder.path(), architecture.vocab_size(), &frozen)?;
+            trunk.with_new_adapter(lora, config.seed, true)?
+        }
     };
     let objective = objective(config, &model, &inputs)?;
     train(config, &objective, plan, &tokenizer, tasks.as_ref(), ctx)
@@ -181,21 +195,36 @@ fn grow(model: &mut Config, tokenizer: &Tokenizer, added: &[&str]) -> anyhow::Re
     Ok(())
 }
 
-/// Refuses to train adapters where the tokenizer gets tokens that the model has no embeddings for: an adapter
-/// does not hold the new rows.
-fn refuse_adapter_for_tokens(config: &RunConfig, folder: &ModelFolder, added: &[&str]) -> anyhow::Result<()> {
-    if config.model.lora.is_none() && folder.base().is_none() {
+/// The ids of the tokens that were `added` to the tokenizer.
+fn ids_of(added: &[&str], tokenizer: &Tokenizer) -> Vec<i64> {
+    let id = |token: &&str| tokenizer.token_to_id(token).expect("the tokenizer has what was added to it");
+    added.iter().map(id).collect()
+}
+
+/// Refuses to train on an adapter that has no rows of its own for the tokens that were `added` to its
+/// tokenizer.
+fn refuse_tokens_without_rows(
+    adapter: &ModelFolder,
+    lora: &LoraPlan,
+    model: &Config,
+    added: &[&str],
+    ids: &[i64],
+) -> anyhow::Result<()> {
+    let grows = model.vocab_size() > adapter.config()?.vocab_size();
+    if !grows && lora.modules_without_rows(model.architecture(), ids).is_empty() {
         return Ok(());
     }
     let message = format!(
-        "the template adds the tokens {}, for which the model has no embeddings, and an adapter cannot add them: name \
-         a template whose tokens the model has, or train the whole model first",
+        "the template adds the tokens {}, whose rows this adapter does not train: name a template whose tokens the \
+         model has, or merge the adapter into its model with `model merge`, and train a new one",
         added.join(" and ")
     );
     Err(ConfigError::Value { place: None, key: "tokenizer.template".to_owned(), message }.into())
 }
 
-fn report_added_tokens(added: &[&str], held: i64, wanted: i64, ctx: &StageContext<'_>) {
+/// Says which tokens were added, and what becomes of the `held` rows of the embeddings, of which the tokenizer
+/// wants `wanted`.
+fn report_added_tokens(added: &[&str], [held, wanted]: [i64; 2], has_adapter: bool, ctx: &StageContext<'_>) {
     if added.is_empty() || !ctx.groups.is_rank_zero() {
         return;
     }
@@ -206,8 +235,9 @@ fn report_added_tokens(added: &[&str], held: i64, wanted: i64, ctx: &StageContex
     } else {
         format!("the embeddings have {held} rows, which is enough")
     };
+    let trained = if has_adapter { "; the rows of these tokens are trained with the adapter" } else { "" };
     print_stderr(&format!(
-        "template chatml: added the tokens {} to the tokenizer; {rows}",
+        "template chatml: added the tokens {} to the tokenizer; {rows}{trained}",
         added.join(" and ")
     ));
 }

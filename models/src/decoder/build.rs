@@ -12,6 +12,7 @@ use crate::block::Block;
 use crate::builder::{BuiltParameters, ModuleBuilder, ParameterPart, ParameterSource, SCORE_WEIGHT};
 use crate::config::Config;
 use crate::initialize::Initial;
+use crate::lora::TokenRows;
 use crate::model_parallel::{self, HeadPartition, ModelParallel, PipelineParallel, WeightPlacement};
 use crate::moe::ExpertPlacement;
 use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
@@ -25,6 +26,9 @@ impl Decoder {
         source: &mut ParameterSource<'_>,
     ) -> Result<Self, Error> {
         check_copies(&spec)?;
+        if let Some(lora) = &spec.lora {
+            lora.check_token_rows(spec.config.architecture())?;
+        }
         let (head, architecture) = (spec.head, spec.config.architecture().clone());
         let names = &architecture.names;
         let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
@@ -56,11 +60,11 @@ impl Decoder {
         })?;
         segment_offsets.push(builder.len());
 
-        let (head, head_parameters) = head_weight(
+        let head = head_weight(
             &mut builder,
             &architecture,
             head,
-            &token_embedding.weight,
+            &token_embedding,
             &vocab_placement,
             [owns_segment(0), owns_segment(last)],
         )?;
@@ -75,7 +79,8 @@ impl Decoder {
             blocks,
             final_norm,
             project_out,
-            head,
+            head: head.weight,
+            head_rows: head.rows,
             parameters,
             parts,
             lora: spec.lora.map(|plan| LoraModel { plan, adapted, trains_bias }),
@@ -84,7 +89,7 @@ impl Decoder {
             model_parallel: model_parallel.clone(),
             pipeline,
             segment_offsets,
-            head_parameters,
+            head_parameters: head.parameters,
             memory: None,
         })
     }
@@ -140,7 +145,8 @@ fn token_embedding(
     let placement = model_parallel::shard_evenly(vocab, "tokens of a vocabulary", group)?;
     let vocabulary = VocabShard::new(&placement, group);
     let weight = builder.table(architecture.names.token_embedding, vocab, width, &placement)?;
-    Ok((VocabParallelEmbedding { weight, vocabulary }, placement))
+    let rows = builder.token_rows(architecture.names.token_embedding, width, vocabulary.as_ref())?;
+    Ok((VocabParallelEmbedding { weight, vocabulary, rows }, placement))
 }
 
 /// The position embedding, for architectures with learned positions.
@@ -196,43 +202,60 @@ fn build_pipeline(
     pipeline.map(Some).ok_or_else(too_few)
 }
 
-/// Creates the head's weight, or shares the token embedding if tied, and returns it with the indices of the
-/// head's parameters.
+/// The head of a decoder on this rank.
+struct HeadWeight {
+    weight: Tensor,
+    /// The rows of single tokens in place of those of `weight`.
+    rows: Option<TokenRows>,
+    /// The indices of the head's parameters.
+    parameters: Vec<usize>,
+}
+
+/// Creates the head's weight, or shares the token embedding if tied.
 fn head_weight(
     builder: &mut ModuleBuilder<'_>,
     architecture: &Architecture,
     head: HeadKind,
-    token_embedding: &Tensor,
+    embedding: &VocabParallelEmbedding,
     vocab_placement: &WeightPlacement,
     [is_first, is_last]: [bool; 2],
-) -> Result<(Tensor, Vec<usize>), Error> {
-    let index = builder.len();
-    let width = architecture.embedding_size;
-
-    match head {
+) -> Result<HeadWeight, Error> {
+    let (index, names) = (builder.len(), &architecture.names);
+    let (vocab, width) = (architecture.vocab_size, architecture.embedding_size);
+    let vocabulary = embedding.vocabulary.as_ref();
+    let (weight, rows) = match head {
         HeadKind::Vocabulary if architecture.tie_word_embeddings => {
             let embedding_group = builder
                 .model_parallel()
                 .pipeline_parallel
                 .as_ref()
                 .and_then(|layers| layers.embedding_group.clone());
+            let of_embedding = 0..1 + usize::from(embedding.rows.is_some());
             match embedding_group.filter(|_| is_first != is_last) {
                 // The first stage uses the weight as embedding, the last stage computes logits with it.
-                Some(embedding_group) if is_first => builder.tie_parameter(0, &embedding_group),
+                Some(embedding_group) if is_first => {
+                    for index in of_embedding.clone() {
+                        builder.tie_parameter(index, &embedding_group);
+                    }
+                }
                 Some(embedding_group) => {
-                    let name = architecture.names.token_embedding;
-                    let weight = builder.table(name, architecture.vocab_size, width, vocab_placement)?;
-                    builder.tie_parameter(index, &embedding_group);
-                    return Ok((weight, vec![index]));
+                    let weight = builder.table(names.token_embedding, vocab, width, vocab_placement)?;
+                    let rows = builder.token_rows(names.token_embedding, width, vocabulary)?;
+                    let parameters = index..builder.len();
+                    for index in parameters.clone() {
+                        builder.tie_parameter(index, &embedding_group);
+                    }
+                    return Ok(HeadWeight { weight, rows, parameters: parameters.collect() });
                 }
                 None => {}
             }
-            Ok((token_embedding.shallow_clone(), if is_last { vec![0] } else { Vec::new() }))
+            let (weight, rows) = (embedding.weight.shallow_clone(), embedding.rows.as_ref());
+            let parameters = if is_last { of_embedding.collect() } else { Vec::new() };
+            return Ok(HeadWeight { weight, rows: rows.map(TokenRows::share), parameters });
         }
         HeadKind::Vocabulary => {
-            let weight =
-                builder.table(architecture.names.head, architecture.vocab_size, width, vocab_placement)?;
-            Ok((weight, if is_last { vec![index] } else { Vec::new() }))
+            let weight = builder.table(names.head, vocab, width, vocab_placement)?;
+            (weight, builder.token_rows(names.head, width, vocabulary)?)
         }
         HeadKind::Scalar => {
             let initial = Initial::Normal(((width + 1) as f64).sqrt().recip());
@@ -240,10 +263,11 @@ fn head_weight(
             let placement =
                 if shared { WeightPlacement::ReplicatePartialGrad } else { WeightPlacement::Replicate };
             let part = ParameterPart::ScalarHead;
-            let weight = builder.parameter_of(part, SCORE_WEIGHT, &[1, width], initial, &placement)?;
-            Ok((weight, if is_last { vec![index] } else { Vec::new() }))
+            (builder.parameter_of(part, SCORE_WEIGHT, &[1, width], initial, &placement)?, None)
         }
-    }
+    };
+    // They are registered on ranks with the last stage alone.
+    Ok(HeadWeight { weight, rows, parameters: (index..builder.len()).collect() })
 }
 
 fn optional<T>(wanted: bool, make: impl FnOnce() -> Result<T, Error>) -> Result<Option<T>, Error> {

@@ -112,7 +112,7 @@ fn held_as_stored(config: &Config, options: &LoadOptions) -> Result<LoadOptions,
     match (config.quantization(), options.quantize) {
         (Some(stored), Some(wanted)) if stored != wanted => Err(Error::Unsupported {
             path: config.origin().to_owned(),
-            key: "[model] quantize".to_owned(),
+            key: "quantize".to_owned(),
             value: wanted.name().to_owned(),
             fix: format!("the files of this model hold {} codes already: leave it out", stored.name()),
         }),

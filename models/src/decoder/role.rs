@@ -1,6 +1,6 @@
 //! A decoder that shares the frozen weights of another one, the trunk, and has parameters of its own:
-//! adapters, modules that are trained whole, a scalar head. Policy, critic, reward and reference model can so
-//! have one copy of the trunk in memory.
+//! adapters, rows of single tokens, modules that are trained whole, a scalar head. Policy, critic, reward and
+//! reference model can so have one copy of the trunk in memory.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,10 +17,13 @@ use super::{Decoder, DecoderSpec, HeadKind, LoadOptions, ModelMemory};
 use crate::Error;
 use crate::builder::{ParameterPart, ParameterRequest};
 use crate::lora::linear::Magnitude;
-use crate::lora::{AdapterFolder, LoraLinear, LoraPlan};
+use crate::lora::token_rows::TOKEN_ROWS;
+use crate::lora::{AdapterFolder, LoraLinear, LoraPlan, TokenRows};
+use crate::vocab_parallel::MaskedIds;
 
-/// A decoder with new adapters, whose matrices `B` are zero: it computes what `trunk` computes. The values
-/// depend only on the seed. `options` say whether it is trained; the rest is as in `trunk`.
+/// A decoder with new adapters, whose matrices `B` are zero, and with new rows, which are those of the trunk: it
+/// computes what `trunk` computes. The values depend only on the seed. `options` say whether it is trained; the
+/// rest is as in `trunk`.
 pub(crate) fn with_new_adapter(
     trunk: &Decoder,
     head: HeadKind,
@@ -28,7 +31,13 @@ pub(crate) fn with_new_adapter(
     seed: u64,
     trainable: bool,
 ) -> Result<Decoder, Error> {
-    let decoder = build(trunk, head, lora, trainable, &mut |request| new_values(trunk, request, seed))?;
+    let decoder = build(trunk, head, lora, trainable, &mut |request| {
+        let module = request.name.strip_suffix(TOKEN_ROWS).filter(|_| request.is_local);
+        let Some(module) = module else { return new_values(trunk, request, seed) };
+        let tokens = lora.and_then(|lora| lora.token_rows(module, &trunk.architecture().names));
+        let tokens = tokens.expect("rows are requested for the tokens of the settings");
+        Ok(Values::Tensor(table_rows(trunk, module, tokens)?))
+    })?;
     decoder.lora.as_ref().map_or(Ok(()), |lora| lora.plan.check_biases(lora.trains_bias))?;
     Ok(decoder)
 }
@@ -55,7 +64,8 @@ pub(crate) fn with_adapter(
         let reader = folder.reader(request.name, request.shape, request.placement)?;
         Ok(Values::file(reader, folder.path(), request))
     })?;
-    folder.check_all_used()?;
+    let has_no_vocabulary = head == HeadKind::Scalar;
+    folder.check_all_used(has_no_vocabulary.then_some(trunk.architecture().names.head))?;
     Ok(decoder)
 }
 
@@ -80,6 +90,11 @@ pub(crate) fn merge(from: &Decoder, head: HeadKind, options: &LoadOptions) -> Re
         }
         let index = shared_index(from, request.name);
         let weight = from.parameters[index].tensor.detach();
+        if let Some((rows, own)) = rows_of(from, module) {
+            let used = [own, index];
+            let _weights = HeldWeights::fetch(from.residency(), Weights::Parameters(&used), Access::Read)?;
+            return Ok(Values::Tensor(rows.merged(&weight)));
+        }
         let Some((lora, own)) = adapter_of(from, module)? else {
             let _weight = HeldWeights::fetch(from.residency(), Weights::Parameter(index), Access::Read)?;
             return Ok(Values::Tensor(weight.copy()));
@@ -88,6 +103,15 @@ pub(crate) fn merge(from: &Decoder, head: HeadKind, options: &LoadOptions) -> Re
         let _weights = HeldWeights::fetch(from.residency(), Weights::Parameters(&used), Access::Read)?;
         Ok(Values::Tensor(in_layout(lora.merged(&if is_conv1d { weight.tr() } else { weight })?)))
     })
+}
+
+/// The trained rows of the table `module`, which this rank holds, and the index of their parameter.
+fn rows_of<'a>(from: &'a Decoder, module: &str) -> Option<(&'a TokenRows, usize)> {
+    let index = from.index_of(&format!("{module}{TOKEN_ROWS}"))?;
+    // The last stage of a pipeline has a head that is tied to the embedding of the first one.
+    let is_embedding = module == from.architecture().names.token_embedding && from.owns_segment(0);
+    let rows = if is_embedding { &from.token_embedding.rows } else { &from.head_rows };
+    Some((rows.as_ref()?, index))
 }
 
 /// The adapter of the linear layer `module` and the indices of its parameters, if it has one.
@@ -215,6 +239,20 @@ fn new_values(trunk: &Decoder, request: &ParameterRequest<'_>, seed: u64) -> Res
         (ParameterPart::Adapter, Some(module)) => Ok(Values::Tensor(row_norms(trunk, module)?)),
         _ => Ok(Values::Tensor(load::initial_values(request, seed))),
     }
+}
+
+/// The rows of `tokens` in the table `module` of a trunk, `[n, H]`, fp32. The ranks that share the table call it
+/// together.
+fn table_rows(trunk: &Decoder, module: &str, tokens: &[i64]) -> Result<Tensor, Error> {
+    let index = shared_index(trunk, &format!("{module}.weight"));
+    let _weight = HeldWeights::fetch(trunk.residency(), Weights::Parameter(index), Access::Read)?;
+    let table = trunk.parameters[index].tensor.detach();
+    let ids = MaskedIds::new(&parallel::upload(tokens, table.device()), trunk.vocabulary());
+    let rows = ids.zero_masked(table.index_select(0, &ids.masked_ids).to_kind(Kind::Float));
+    if let Some(vocabulary) = trunk.vocabulary() {
+        vocabulary.group.all_reduce(&rows, Reduction::Sum)?;
+    }
+    Ok(rows)
 }
 
 /// The norms of the rows `[out, in]` of a linear layer's weight, `[out]`, fp32: the magnitudes of a new DoRA

@@ -10,6 +10,8 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::linear::few_rows_linear;
+use crate::lora::TokenRows;
+use crate::lora::token_rows::RowDifferences;
 use crate::model_parallel::needs_grad;
 use crate::tensor_parallel_region::TokenPartition;
 use crate::vocab_parallel::{MaskedIds, VocabShard};
@@ -38,6 +40,8 @@ pub struct Head<'a> {
     pub weight: &'a Tensor,
     /// `[V]`.
     pub bias: Option<&'a Tensor>,
+    /// The rows of single tokens that take the place of those in `weight`.
+    pub rows: Option<&'a TokenRows>,
     /// This rank's shard of the vocabulary; `None` if the rank holds all of it.
     pub vocabulary: Option<&'a VocabShard>,
     /// The ranks that split the rows in a pass with gradients; `None` if the rows are not split.
@@ -71,6 +75,7 @@ impl<'a> Head<'a> {
         Self {
             weight,
             bias,
+            rows: None,
             vocabulary: None,
             sequence_group: None,
             pipeline: None,
@@ -100,8 +105,11 @@ impl<'a> Head<'a> {
             return result;
         }
         let _weights = self.hold()?;
-        let local_logits = few_rows_linear(hidden, self.weight, self.bias)
+        let mut local_logits = few_rows_linear(hidden, self.weight, self.bias)
             .unwrap_or_else(|| hidden.linear(self.weight, self.bias));
+        if let Some(rows) = self.row_differences() {
+            local_logits = rows.add_to(local_logits, hidden);
+        }
         match self.vocabulary {
             None => Ok(local_logits),
             Some(vocabulary) => Ok(vocabulary.spec.with_dim(1).unshard(&local_logits, &vocabulary.group)?),
@@ -109,7 +117,13 @@ impl<'a> Head<'a> {
     }
 
     pub(super) fn inputs<'h>(&'h self, hidden: &'h Tensor) -> Vec<&'h Tensor> {
-        [Some(hidden), Some(self.weight), self.bias].into_iter().flatten().collect()
+        let rows = self.rows.map(TokenRows::values);
+        [Some(hidden), Some(self.weight), self.bias, rows].into_iter().flatten().collect()
+    }
+
+    /// What the rows add to the logits; `None` if no token of this rank has a row.
+    fn row_differences(&self) -> Option<RowDifferences> {
+        self.rows.and_then(|rows| rows.differences(self.weight))
     }
 
     /// Whether a gradient is needed for any input.
@@ -140,11 +154,13 @@ impl<'a> Head<'a> {
         Some(TokenPartition(vec![Arc::clone(group)]))
     }
 
-    /// The head without its autograd graph, for a backward pass that outlives the borrow.
+    /// The head without its autograd graph, for a backward pass that outlives the borrow. The caller holds the
+    /// weights.
     pub(super) fn detach(&self) -> DetachedHead {
         DetachedHead {
             weight: self.weight.detach(),
             bias: self.bias.map(Tensor::detach),
+            rows: no_grad(|| self.row_differences()),
             vocabulary: self.vocabulary.cloned(),
         }
     }
@@ -170,12 +186,17 @@ pub(crate) fn chunk_rows(vocab_size: i64, device: Device) -> i64 {
 pub(super) struct DetachedHead {
     pub(super) weight: Tensor,
     pub(super) bias: Option<Tensor>,
+    rows: Option<RowDifferences>,
     pub(super) vocabulary: Option<VocabShard>,
 }
 
 impl DetachedHead {
     pub(super) fn logits(&self, hidden: &Tensor, temperature: f64) -> Tensor {
-        let mut logits = hidden.linear(&self.weight, self.bias.as_ref()).to_kind(Kind::Float);
+        let mut logits = hidden.linear(&self.weight, self.bias.as_ref());
+        if let Some(rows) = &self.rows {
+            logits = rows.add_to(logits, hidden);
+        }
+        logits = logits.to_kind(Kind::Float);
         if temperature != 1.0 {
             let _ = logits.g_div_scalar_(temperature);
         }
@@ -288,7 +309,9 @@ pub(super) struct HeadGrads {
     hidden: Option<Tensor>,
     weight: Option<Tensor>,
     bias: Option<Tensor>,
+    rows: Option<Tensor>,
     has_bias: bool,
+    has_rows: bool,
 }
 
 impl HeadGrads {
@@ -300,7 +323,9 @@ impl HeadGrads {
             hidden: zeros(hidden, hidden.kind()),
             weight: zeros(head.weight, Kind::Float),
             bias: head.bias.and_then(|bias| zeros(bias, Kind::Float)),
+            rows: head.rows.and_then(|rows| zeros(rows.values(), Kind::Float)),
             has_bias: head.bias.is_some(),
+            has_rows: head.rows.is_some(),
         }
     }
 
@@ -309,7 +334,12 @@ impl HeadGrads {
         let kind = rows.kind();
         let narrow = grad_logits.to_kind(kind);
         if let Some(hidden) = &mut self.hidden {
-            hidden.narrow(0, start, rows.size()[0]).copy_(&narrow.matmul(&head.weight));
+            let of_table = narrow.matmul(&head.weight);
+            let grad = match &head.rows {
+                Some(rows) => rows.hidden_grad(&of_table, grad_logits),
+                None => of_table,
+            };
+            hidden.narrow(0, start, rows.size()[0]).copy_(&grad);
         }
         if let Some(weight) = &mut self.weight {
             if kind == Kind::Float {
@@ -321,16 +351,20 @@ impl HeadGrads {
         if let Some(bias) = &mut self.bias {
             let _ = bias.g_add_(&grad_logits.sum_dim_intlist(0, false, Kind::Float));
         }
+        if let (Some(sum), Some(own)) = (&mut self.rows, &head.rows) {
+            own.add_grad(sum, rows, grad_logits);
+        }
     }
 
     pub(super) fn into_grads(self) -> Vec<Option<Tensor>> {
-        let bias = self.has_bias.then_some(self.bias);
-        [Some(self.hidden), Some(self.weight), bias].into_iter().flatten().collect()
+        let (bias, rows) = (self.has_bias.then_some(self.bias), self.has_rows.then_some(self.rows));
+        [Some(self.hidden), Some(self.weight), bias, rows].into_iter().flatten().collect()
     }
 
     /// Multiplies the gradients by `factor`, in place because the weight's gradient is as large as the head.
     pub(super) fn scaled(mut self, factor: &Tensor) -> Vec<Option<Tensor>> {
-        for tensor in [&mut self.hidden, &mut self.weight, &mut self.bias].into_iter().flatten() {
+        let all = [&mut self.hidden, &mut self.weight, &mut self.bias, &mut self.rows];
+        for tensor in all.into_iter().flatten() {
             let _ = no_grad(|| tensor.g_mul_(factor));
         }
         self.into_grads()

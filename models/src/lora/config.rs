@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::init::{self, Init};
+use super::token_rows::TokenIndices;
 use crate::Error;
 use crate::config::read_text;
 
@@ -60,6 +61,10 @@ pub struct LoraConfig {
     /// Modules that are trained whole, by name or end of name, and saved with the adapter. If absent, none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modules_to_save: Option<Vec<String>>,
+    /// Tokens whose rows of the token embedding are trained, by id, or a table of such lists by the name of
+    /// the embedding or the head. A head that is tied to the embedding has the same rows. If absent, no rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trainable_token_indices: Option<TokenIndices>,
 }
 
 impl Default for LoraConfig {
@@ -77,6 +82,7 @@ impl Default for LoraConfig {
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
             modules_to_save: None,
+            trainable_token_indices: None,
         }
     }
 }
@@ -116,9 +122,9 @@ pub struct LoraTarget {
 /// The settings of an adapter, checked and with compiled patterns.
 #[derive(Clone, Debug)]
 pub struct LoraPlan {
-    file: AdapterFile,
+    pub(super) file: AdapterFile,
     /// Where the settings came from, for errors.
-    origin: String,
+    pub(super) origin: String,
     targets: Matcher,
     excluded: Option<Matcher>,
     ranks: Vec<(Regex, i64)>,
@@ -303,7 +309,11 @@ impl LoraPlan {
 
     /// Returns an error for weights of the model itself that are trained beside the adapters.
     pub(crate) fn refuse_trained_weights(&self, fix: &str) -> Result<(), Error> {
-        let LoraConfig { bias, modules_to_save, .. } = self.config();
+        let LoraConfig { bias, modules_to_save, trainable_token_indices, .. } = self.config();
+        if let Some(tokens) = trainable_token_indices {
+            let value = serde_json::to_string(tokens).expect("token ids are plain data");
+            return Err(refused(&self.origin, "trainable_token_indices", value, fix));
+        }
         if *bias != Bias::None {
             let value = serde_json::to_string(bias).expect("a name is plain data");
             return Err(refused(&self.origin, "bias", value, fix));
@@ -381,10 +391,12 @@ pub(crate) fn block_of(module: &str, layers: &str) -> Option<usize> {
 
 /// Whether `module` is one of `names`, or ends with one after a dot.
 fn ends_with_one(module: &str, names: &[String]) -> bool {
-    let ends_with = |name: &String| {
-        module.strip_suffix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-    };
-    names.iter().any(ends_with)
+    names.iter().any(|name| ends_with(module, name))
+}
+
+/// Whether `module` is `name`, or ends with it after a dot.
+pub(super) fn ends_with(module: &str, name: &str) -> bool {
+    module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// The content of an `adapter_config.json`, and which weights it belongs to.
@@ -472,7 +484,7 @@ const WITHOUT_EFFECT: [&str; 9] = [
 ];
 
 /// The settings of [`LoraConfig`].
-const KNOWN: [&str; 12] = [
+const KNOWN: [&str; 13] = [
     "r",
     "lora_alpha",
     "target_modules",
@@ -485,6 +497,7 @@ const KNOWN: [&str; 12] = [
     "rank_pattern",
     "alpha_pattern",
     "modules_to_save",
+    "trainable_token_indices",
 ];
 
 /// Whether a value is the one that PEFT writes for a setting that is not used.
@@ -499,7 +512,7 @@ fn is_unset(value: &Value) -> bool {
     }
 }
 
-fn refused(origin: &str, key: &str, value: String, fix: &str) -> Error {
+pub(super) fn refused(origin: &str, key: &str, value: String, fix: &str) -> Error {
     Error::Unsupported { path: origin.to_owned(), key: key.to_owned(), value, fix: fix.to_owned() }
 }
 

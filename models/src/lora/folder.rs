@@ -3,7 +3,8 @@
 //! A tensor is called `base_model.model.` and then what the module is called in the model's own checkpoint:
 //! `...q_proj.lora_A.weight` `[r, in]`, `...q_proj.lora_B.weight` `[out, r]`,
 //! `...q_proj.lora_magnitude_vector` `[out]`, and `....weight` of a module that was trained whole. A trained
-//! bias is called `...q_proj.base_layer.bias` if its layer has an adapter, otherwise `....bias`. The metadata
+//! bias is called `...q_proj.base_layer.bias` if its layer has an adapter, otherwise `....bias`. The rows of
+//! single tokens are called `...embed_tokens.token_adapter.trainable_tokens_delta` `[n, H]`. The metadata
 //! of the file have the hash of the weights that the adapter was trained on.
 
 use std::path::{Path, PathBuf};
@@ -115,12 +116,17 @@ impl AdapterFolder {
         self.weights.mark_remote(&spellings(name))
     }
 
-    /// Returns an error for a tensor that belongs to no module of the model.
-    pub(crate) fn check_all_used(&self) -> Result<(), Error> {
+    /// Returns an error for a tensor that belongs to no module of the model. `unused_head` is the vocabulary
+    /// head of the language model that the adapter was trained on, if this model does not have it.
+    pub(crate) fn check_all_used(&self, unused_head: Option<&str>) -> Result<(), Error> {
         // With `bias = "all"`, PEFT adds the biases of the two modules in which it wraps one of
         // `modules_to_save`.
         const WRAPPED: [&str; 2] = [".original_module.bias", ".modules_to_save.bias"];
-        self.weights.check_all_used(|name| WRAPPED.iter().any(|end| name.ends_with(end)))
+        let is_of_head = |name: &str| {
+            let module = name.strip_prefix(PREFIX).zip(unused_head);
+            module.is_some_and(|(module, head)| module.starts_with(&format!("{head}.")))
+        };
+        self.weights.check_all_used(|name| is_of_head(name) || WRAPPED.iter().any(|end| name.ends_with(end)))
     }
 }
 

@@ -119,7 +119,7 @@ pub fn convert(
         };
         parameters.push(Parameter::replicated(parameter.name, &values));
     }
-    trained.check_all_used()?;
+    trained.check_all_used(None)?;
 
     let file = trained.plan().saved_file(&layers.names(), config.architecture().names.layers);
     let base_hash = Some(WeightFolder::open(original)?.content_hash()?);
@@ -146,7 +146,7 @@ pub fn unmerge(merged: &Path, adapter: &mut AdapterFolder, out: &Path) -> Result
     model.save_changed(out, model.config(), None, |name, values| {
         layers.subtract(name, values, &mut factors)
     })?;
-    adapter.check_all_used()
+    adapter.check_all_used(None)
 }
 
 /// Gives `A` and `B` of an adapted layer: its name, its adapter and its weight `[out, in]` in fp32.

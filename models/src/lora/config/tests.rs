@@ -54,7 +54,12 @@ fn what_changes_results_and_is_not_known_is_refused_by_name() {
         ("peft_type", "IA3".into(), "a.json: `peft_type` = \"IA3\" is not supported"),
         ("bias", "some".into(), "unknown variant `some`, expected one of `none`, `all`, `lora_only`"),
         ("use_qalora", true.into(), "a.json: `use_qalora` = true is not supported"),
-        ("trainable_token_indices", vec![1, 2].into(), "`trainable_token_indices` = [1,2] is not supported"),
+        (
+            "layer_replication",
+            vec![vec![0, 2]].into(),
+            "a.json: `layer_replication` = [[0,2]] is not supported",
+        ),
+        ("trainable_token_indices", "all".into(), "a.json is no valid JSON: data did not match any variant"),
         ("init_lora_weights", "eva".into(), "`init_lora_weights` must be true or \"gaussian\""),
         (
             "init_lora_weights",
