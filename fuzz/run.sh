@@ -21,7 +21,12 @@ cat > "$seeds/config.json" <<'END'
 END
 "$program" model init "$seeds/config.json" --tokenizer "$seeds/tokenizer" --out "$seeds/model" 2> /dev/null
 "$program" model export "$seeds/model" --gguf "$seeds/model.gguf" 2> /dev/null
-"$program" model export "$seeds/model" --gguf "$seeds/model-q8_0.gguf" --dtype q8_0 2> /dev/null
+# The rows of a matrix have to be a multiple of 32 to become blocks, and a seed may have 64 KiB.
+sed 's/"hidden_size": 8, "intermediate_size": 16/"hidden_size": 32, "intermediate_size": 32/' "$seeds/config.json" > "$seeds/wide.json"
+"$program" model init "$seeds/wide.json" --tokenizer "$seeds/tokenizer" --out "$seeds/wide" 2> /dev/null
+for dtype in q8_0 bf16; do
+    "$program" model export "$seeds/wide" --gguf "$seeds/wide-$dtype.gguf" --dtype "$dtype" 2> /dev/null
+done
 
 for target in $targets; do
     corpus=fuzz/corpus/$target

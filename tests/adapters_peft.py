@@ -49,6 +49,7 @@ KINDS = {
     "last_norm": {"bias": "all", "modules_to_save": ["model.norm", "transformer.ln_f", "gpt_neox.final_layer_norm"]},
     "tokens": {"trainable_token_indices": [95, 5, 0, 41]},
     "head_tokens": {},
+    "parents": {"bias": "all", "modules_to_save": ["0.self_attn", "0.attn", "0.attention", "norm"]},
 }
 # The embedding and the head of families that do not tie them: `head_tokens` trains other rows of each.
 # transformers 5 calls the head of GPT-NeoX `lm_head`, and its checkpoints `embed_out`.

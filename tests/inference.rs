@@ -86,6 +86,21 @@ fn model_info_counts_the_parameters() {
     assert_eq!(float32["parameters"], parameters);
     assert_eq!(float32["bytes"], 4 * parameters);
     assert_eq!(float32["tokenizer"]["chat_template"], true);
+    // The names that settings of adapters match: once for the two blocks, then those outside.
+    let layers = float32["layers"].as_array().unwrap();
+    for (name, weight, count, in_blocks) in [
+        ("self_attn.k_proj", [16, 32], 2, true),
+        ("mlp.down_proj", [32, 64], 2, true),
+        ("model.embed_tokens", [320, 32], 1, false),
+    ] {
+        let layer =
+            serde_json::json!({"name": name, "weight": weight, "count": count, "in_blocks": in_blocks});
+        assert!(layers.contains(&layer), "{layer} in {layers:#?}");
+    }
+    let text = world().run("model info model");
+    for words in ["  self_attn.k_proj ", " [16, 32] ", "layers outside of blocks\n  model.embed_tokens "] {
+        assert!(text.succeeds().contains(words), "{words}: {text:#?}");
+    }
 
     // Three integers of eight bytes: the bytes are those of the file, whatever the dtype.
     let header = r#"{"ids":{"dtype":"I64","shape":[3],"data_offsets":[0,24]}}"#;

@@ -27,8 +27,7 @@ pub(crate) use eval::{
 pub(crate) use model::{
     AdapterInit, BatchArgs, GenerateArgs, GgufDtype, ModelArgs, ModelCommand, ModelConvertAdapterArgs,
     ModelDequantizeArgs, ModelExportArgs, ModelImportArgs, ModelInfoArgs, ModelInitAdapterArgs,
-    ModelInitArgs, ModelMergeArgs, ModelQuantizeArgs, ModelUnmergeArgs, SamplingArgs,
-    SpeculationArgs,
+    ModelInitArgs, ModelMergeArgs, ModelQuantizeArgs, ModelUnmergeArgs, SamplingArgs, SpeculationArgs,
 };
 pub(crate) use runs::{
     ReportArgs, RunsCommand, RunsCompareArgs, RunsLsArgs, RunsPlotArgs, RunsShowArgs, WatchArgs,

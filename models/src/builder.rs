@@ -201,7 +201,7 @@ impl<'a> ModuleBuilder<'a> {
         placement: &WeightPlacement,
     ) -> Result<Tensor, Error> {
         let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
-        let is_copy = self.lora.is_some_and(|lora| lora.trains_whole(module));
+        let is_copy = self.trains_whole(module)?;
         self.parameter_of(trunk_part(is_copy), name, shape, initial, placement)
     }
 
@@ -215,8 +215,14 @@ impl<'a> ModuleBuilder<'a> {
     ) -> Result<Tensor, Error> {
         let is_trained = self.lora.is_some_and(|lora| lora.trains_bias(is_adapted));
         self.trains_bias |= is_trained;
-        let part = trunk_part(is_trained || self.lora.is_some_and(|lora| lora.trains_whole(module)));
+        let part = trunk_part(is_trained || self.trains_whole(module)?);
         self.parameter_of(part, &format!("{module}.bias"), &[size], Initial::Zeros, placement)
+    }
+
+    /// Whether the module `module` of the trunk is trained whole beside the adapters.
+    fn trains_whole(&self, module: &str) -> Result<bool, Error> {
+        let layers = self.architecture.names.layers;
+        self.lora.map_or(Ok(false), |lora| lora.trains_whole(module, layers))
     }
 
     /// Requests a parameter of a part of the model. Registers it if this rank holds it.
@@ -382,7 +388,7 @@ impl<'a> ModuleBuilder<'a> {
             setting: setting.to_owned(),
             fix: fix.to_owned(),
         };
-        if self.lora.is_some_and(|lora| lora.trains_whole(layer.name)) {
+        if self.trains_whole(layer.name)? {
             return Err(refused("`modules_to_save`", "leave the layer out, and give it an adapter"));
         }
 

@@ -14,13 +14,14 @@
 //! copies of their own in that dtype.
 //!
 //! ```text
-//!   config       which layers are adapted and how: PEFT's adapter_config.json
-//!   init         the values that an adapter begins with
-//!   linear       the adapter of one linear layer
-//!   token_rows   rows of single tokens in place of those of an embedding or a head
-//!   token_plan   which rows these are
-//!   folder       adapters on disk: PEFT's adapter_model.safetensors
-//!   rebase       adapters whose model has other weights than they were made for
+//!   config         which layers are adapted and how: PEFT's adapter_config.json
+//!   module_names   how names of modules are matched
+//!   init           the values that an adapter begins with
+//!   linear         the adapter of one linear layer
+//!   token_rows     rows of single tokens in place of those of an embedding or a head
+//!   token_plan     which rows these are
+//!   folder         adapters on disk: PEFT's adapter_model.safetensors
+//!   rebase         adapters whose model has other weights than they were made for
 //! ```
 //! On tensor-parallel ranks, a layer whose outputs are sharded has `A` whole on every rank, each of which
 //! uses it for other outputs: the gradient of `A` is a partial sum. A layer whose inputs are sharded has `B`
@@ -31,6 +32,7 @@ pub mod config;
 pub mod folder;
 pub mod init;
 pub(crate) mod linear;
+mod module_names;
 pub mod rebase;
 mod token_plan;
 pub(crate) mod token_rows;

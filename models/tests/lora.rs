@@ -332,7 +332,7 @@ fn biases_are_trained_and_saved_as_peft_names_them() {
 fn modules_that_are_trained_whole_are_saved_with_the_adapter() {
     let base = golden_folder("llama");
     let lora = LoraConfig {
-        modules_to_save: Some(vec!["lm_head".to_owned(), "norm".to_owned()]),
+        modules_to_save: Some(vec!["lm_head".to_owned(), "model.norm".to_owned()]),
         ..plan("lora").config().clone()
     };
     let file = AdapterFile { lora, base: None, revision: None, base_hash: None };
@@ -357,7 +357,7 @@ fn modules_that_are_trained_whole_are_saved_with_the_adapter() {
 /// Settings with the same rows of the embedding and, if a model does not tie it, of the head.
 fn plan_of_both(model: &CausalLm, tokens: &[i64]) -> Arc<LoraPlan> {
     let mut plan = (*plan("lora")).clone();
-    plan.train_rows(model.config().architecture(), tokens);
+    plan.train_rows(model.config().architecture(), tokens).unwrap();
     Arc::new(plan)
 }
 
@@ -456,5 +456,67 @@ fn rows_of_new_tokens_belong_to_a_grown_vocabulary() {
         let error = small.with_new_adapter(&lora, 3, true).unwrap_err().to_string();
         let words = "test: `trainable_token_indices` = 48 is not supported: the rows of `model.embed_tokens`";
         assert!(error.starts_with(words), "{error}");
+    }
+}
+
+/// Settings with one name in `modules_to_save`.
+fn whole(name: &str) -> Arc<LoraPlan> {
+    let lora = LoraConfig { modules_to_save: Some(vec![name.to_owned()]), ..plan("lora").config().clone() };
+    let file = AdapterFile { lora, base: None, revision: None, base_hash: None };
+    Arc::new(file.plan("run.toml").unwrap())
+}
+
+/// `mlp` trains all below the MLPs, which have no adapters then, `norm` the norms of the blocks too, and a
+/// block is a module as well. The tensors have the names that PEFT 0.21.2 gives them (`tests/adapters_peft.py`).
+#[test]
+fn modules_are_trained_with_all_below_them() {
+    for (name, saved, part) in [
+        ("llama", "mlp", ".mlp."),
+        ("llama", "norm", "norm."),
+        ("llama", "layers.0", ".layers.0."),
+        ("gpt2", "mlp", ".mlp."),
+    ] {
+        let base = golden_folder(name);
+        let trunk = trunk(&base, None);
+        let model = trunk.with_new_adapter(&whole(saved), 3, true).unwrap();
+        fill(&model);
+        let folder = tempfile::tempdir().unwrap();
+        model.save(folder.path()).unwrap();
+
+        let file = TensorFile::open(&folder.path().join("adapter_model.safetensors")).unwrap();
+        let (adapters, found): (Vec<&str>, Vec<&str>) =
+            file.names().partition(|name| name.contains(".lora_"));
+        assert!(!adapters.is_empty() && !adapters.iter().any(|name| name.contains(part)), "{name}, {saved}");
+        let all = trunk.parameters().iter().filter(|parameter| parameter.name.contains(part));
+        let mut expected: Vec<String> =
+            all.map(|parameter| format!("base_model.model.{}", parameter.name)).collect();
+        expected.sort();
+        assert_eq!(found, expected, "{name}, {saved}");
+
+        let whole = outcome(&model, false);
+        let trained = model.parameters().iter().filter(|parameter| parameter.tensor.requires_grad());
+        assert_eq!(whole.gradients.len(), trained.count(), "{name}, {saved}");
+        same("loaded again", &whole, &outcome(&adapted(&base, folder.path(), None), true));
+        on_ranks(2, Transport::Shared, |model_parallel| {
+            same("on 2", &whole, &outcome(&adapted(&base, folder.path(), Some(model_parallel)), false));
+        });
+    }
+}
+
+#[test]
+fn modules_that_peft_trains_in_another_way_are_refused_by_name() {
+    let trunk = trunk(&golden_folder("llama"), None);
+    for (saved, words) in [
+        ("layers", "`model.layers` has all blocks"),
+        ("model", "`model` has all blocks"),
+        ("lp", "`model.layers.0.mlp` ends with it and would have adapters"),
+        ("proj", "`model.layers.0.self_attn.q_proj` ends with it and would have adapters"),
+    ] {
+        let error = trunk.with_new_adapter(&whole(saved), 3, true).unwrap_err().to_string();
+        assert!(
+            error.starts_with(&format!("run.toml: `modules_to_save` = \"{saved}\" is not supported")),
+            "{error}"
+        );
+        assert!(error.contains(words), "{error}");
     }
 }

@@ -3,6 +3,7 @@
 
 mod adapter;
 mod gguf;
+mod layers;
 mod quantize;
 mod stored;
 
@@ -46,6 +47,7 @@ struct Info {
     /// The number of stored values per data type.
     dtypes: BTreeMap<String, u64>,
     tokenizer: Option<TokenizerInfo>,
+    layers: Vec<layers::Layers>,
 }
 
 #[derive(Serialize)]
@@ -104,6 +106,7 @@ fn info(arguments: &ModelInfoArgs) -> anyhow::Result<()> {
             Err(datasets::Error::TokenizerMissing { .. }) => None,
             other => Some(TokenizerInfo::new(&other?)),
         },
+        layers: layers::of(&config)?,
     };
 
     let text = if arguments.json { serde_json::to_string_pretty(&info)? } else { listing(&info)? };
@@ -131,16 +134,18 @@ impl TokenizerInfo {
     }
 }
 
-/// Formats the fields as text, one per line.
-fn listing<T: Serialize>(rows: &T) -> anyhow::Result<String> {
-    let serde_json::Value::Object(fields) = serde_json::to_value(rows)? else {
+/// Formats the fields as text, one per line, and the layers as a table below them.
+fn listing(info: &Info) -> anyhow::Result<String> {
+    let serde_json::Value::Object(mut fields) = serde_json::to_value(info)? else {
         unreachable!("a struct is an object");
     };
+    fields.remove("layers");
     let line = |(name, value): (&String, &serde_json::Value)| match value {
         serde_json::Value::String(text) => format!("{name:<26}{text}"),
         other => format!("{name:<26}{other}"),
     };
-    Ok(fields.iter().map(line).collect::<Vec<_>>().join("\n"))
+    let lines = fields.iter().map(line).collect::<Vec<_>>().join("\n");
+    Ok(format!("{lines}\n{}", layers::table(&info.layers)))
 }
 
 fn init(arguments: &ModelInitArgs) -> anyhow::Result<()> {

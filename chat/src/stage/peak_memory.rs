@@ -311,7 +311,10 @@ pub(super) fn training_step(
     let largest = largest.max().unwrap_or(0);
     let [head_kept, head_most] = match model.head {
         HeadKind::Vocabulary => {
-            let trains_head = |lora: &Arc<LoraPlan>| lora.trains_whole(architecture.names.head);
+            let names = &architecture.names;
+            // Settings that cannot be followed were refused when the weights were counted.
+            let trains_head =
+                |lora: &Arc<LoraPlan>| lora.trains_whole(names.head, names.layers).unwrap_or(false);
             memory.vocabulary_loss(tokens, model.lora.is_none_or(trains_head))
         }
         HeadKind::Scalar => [memory.hidden(tokens); 2],

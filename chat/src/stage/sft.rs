@@ -123,7 +123,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let ids = ids_of(&added, &tokenizer);
     let mut adapter = context::new_adapter(config, &folder, ctx)?;
     if let Some(lora) = &mut adapter {
-        Arc::make_mut(lora).train_rows(architecture.architecture(), &ids);
+        Arc::make_mut(lora).train_rows(architecture.architecture(), &ids)?;
     }
     let lora = context::trained_adapter(adapter.as_ref(), &folder)?;
     if let Some(lora) = lora.as_ref().filter(|_| folder.base().is_some()) {
@@ -211,7 +211,7 @@ fn refuse_tokens_without_rows(
     ids: &[i64],
 ) -> anyhow::Result<()> {
     let grows = model.vocab_size() > adapter.config()?.vocab_size();
-    if !grows && lora.modules_without_rows(model.architecture(), ids).is_empty() {
+    if !grows && lora.modules_without_rows(model.architecture(), ids)?.is_empty() {
         return Ok(());
     }
     let message = format!(

@@ -129,11 +129,13 @@ fn check_copies(spec: &DecoderSpec) -> Result<(), Error> {
     let architecture = spec.config.architecture();
     let is_tied = architecture.tie_word_embeddings && spec.head == HeadKind::Vocabulary;
     let Some(lora) = spec.lora.as_ref().filter(|_| is_tied) else { return Ok(()) };
-    let [embedding, head] = [architecture.names.token_embedding, architecture.names.head];
-    match [embedding, head].into_iter().find(|module| lora.trains_whole(module)) {
-        None => Ok(()),
-        Some(module) => Err(lora.refused_copy(module)),
+    let names = &architecture.names;
+    for module in [names.token_embedding, names.head] {
+        if lora.trains_whole(module, names.layers)? {
+            return Err(lora.refused_copy(module));
+        }
     }
+    Ok(())
 }
 
 /// The token embedding, and how its rows are distributed over the tensor-parallel ranks.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::init::{self, Init};
+use super::module_names;
 use super::token_rows::TokenIndices;
 use crate::Error;
 use crate::config::read_text;
@@ -58,7 +59,8 @@ pub struct LoraConfig {
     /// Other `lora_alpha`, by a pattern of the end of a layer's name. If absent, `lora_alpha` everywhere.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub alpha_pattern: BTreeMap<String, f64>,
-    /// Modules that are trained whole, by name or end of name, and saved with the adapter. If absent, none.
+    /// Modules that are trained whole, with all below them, by the ends of their names, and saved with the
+    /// adapter. If absent, none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modules_to_save: Option<Vec<String>>,
     /// Tokens whose rows of the token embedding are trained, by id, or a table of such lists by the name of
@@ -156,6 +158,7 @@ impl AdapterFile {
             return refuse("lora_alpha", "a finite number above zero", alpha.to_string());
         }
 
+        module_names::check_saved(saved_of(lora), origin)?;
         let ends = |key: &'static str| {
             move |pattern: &String| compile(origin, key, &format!(r"\A(?:.*\.)?(?:{pattern})\z"))
         };
@@ -226,8 +229,7 @@ impl LoraPlan {
             return Ok(());
         }
         let value = serde_json::to_string(&self.config().target_modules).expect("names are plain data");
-        let fix = "no linear layer of this model has such a name: the names of its weights, without `.weight`, are \
-                   those of its layers";
+        let fix = "no linear layer of this model has such a name: `model info` lists the names of its layers";
         Err(refused(&self.origin, "target_modules", value, fix))
     }
 
@@ -272,13 +274,14 @@ impl LoraPlan {
             matcher => self.matches(matcher, module)?,
         };
         let is_excluded = match &self.excluded {
-            _ if self.trains_whole(module) => true,
+            _ if module_names::excludes(module, saved_of(self.config())) => true,
             Some(matcher) => self.matches(matcher, module)?,
             None => false,
         };
         if !is_in_block || !is_target || is_excluded {
             return Ok(None);
         }
+        module_names::check_adapted(module, saved_of(self.config()), &self.origin)?;
 
         let r = self.by_pattern("rank_pattern", &self.ranks, module)?.unwrap_or(self.config().r);
         let alpha =
@@ -293,9 +296,10 @@ impl LoraPlan {
         Ok(target.expect("the layer has an adapter").scaling)
     }
 
-    /// Whether the module `module`, a full name, is trained whole.
-    pub fn trains_whole(&self, module: &str) -> bool {
-        self.config().modules_to_save.as_ref().is_some_and(|names| ends_with_one(module, names))
+    /// Whether the module `module`, a full name, is trained whole, in a model whose blocks are called
+    /// `layers`.
+    pub fn trains_whole(&self, module: &str, layers: &str) -> Result<bool, Error> {
+        module_names::trains_whole(module, saved_of(self.config()), layers, &self.origin)
     }
 
     /// Returns an error for DoRA, whose output is no sum of the layer's own and the adapter's. `fix` says
@@ -359,7 +363,7 @@ impl LoraPlan {
         match matcher {
             Matcher::AllLinear => Ok(true),
             Matcher::Whole(pattern) => self.is_match(pattern, module),
-            Matcher::Ends(names) => Ok(ends_with_one(module, names)),
+            Matcher::Ends(names) => Ok(module_names::ends_with_one(module, names)),
         }
     }
 
@@ -389,14 +393,9 @@ pub(crate) fn block_of(module: &str, layers: &str) -> Option<usize> {
     rest.split('.').next()?.parse().ok()
 }
 
-/// Whether `module` is one of `names`, or ends with one after a dot.
-fn ends_with_one(module: &str, names: &[String]) -> bool {
-    names.iter().any(|name| ends_with(module, name))
-}
-
-/// Whether `module` is `name`, or ends with it after a dot.
-pub(super) fn ends_with(module: &str, name: &str) -> bool {
-    module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+/// The names of the modules that are trained whole.
+fn saved_of(lora: &LoraConfig) -> &[String] {
+    lora.modules_to_save.as_deref().unwrap_or_default()
 }
 
 /// The content of an `adapter_config.json`, and which weights it belongs to.

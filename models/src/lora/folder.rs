@@ -119,14 +119,18 @@ impl AdapterFolder {
     /// Returns an error for a tensor that belongs to no module of the model. `unused_head` is the vocabulary
     /// head of the language model that the adapter was trained on, if this model does not have it.
     pub(crate) fn check_all_used(&self, unused_head: Option<&str>) -> Result<(), Error> {
-        // With `bias = "all"`, PEFT adds the biases of the two modules in which it wraps one of
+        // With `bias = "all"`, PEFT adds the biases in the two modules in which it wraps one of
         // `modules_to_save`.
-        const WRAPPED: [&str; 2] = [".original_module.bias", ".modules_to_save.bias"];
+        const WRAPPED: [&str; 2] = ["original_module", "modules_to_save"];
+        let is_wrapped = |name: &str| {
+            let module = name.strip_suffix(".bias");
+            module.is_some_and(|module| module.split('.').any(|part| WRAPPED.contains(&part)))
+        };
         let is_of_head = |name: &str| {
             let module = name.strip_prefix(PREFIX).zip(unused_head);
             module.is_some_and(|(module, head)| module.starts_with(&format!("{head}.")))
         };
-        self.weights.check_all_used(|name| is_of_head(name) || WRAPPED.iter().any(|end| name.ends_with(end)))
+        self.weights.check_all_used(|name| is_of_head(name) || is_wrapped(name))
     }
 }
 

@@ -7,7 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::config::{LoraConfig, LoraPlan, ends_with, refused};
+use super::config::{LoraConfig, LoraPlan, refused};
+use super::module_names::ends_with;
 use super::token_rows::TokenIndices;
 use crate::Error;
 use crate::architecture::{Architecture, Names};
@@ -34,7 +35,7 @@ impl LoraPlan {
         }
         for module in tables {
             if let Some(tokens) = self.token_rows(module, names) {
-                self.check_tokens(module, tokens, architecture.vocab_size)?;
+                self.check_tokens(module, tokens, architecture)?;
             }
         }
         let [of_embedding, of_head] = tables.map(|module| self.token_rows(module, names));
@@ -72,8 +73,9 @@ impl LoraPlan {
         Ok(())
     }
 
-    fn check_tokens(&self, module: &str, tokens: &[i64], vocab_size: i64) -> Result<(), Error> {
-        if self.trains_whole(module) {
+    fn check_tokens(&self, module: &str, tokens: &[i64], architecture: &Architecture) -> Result<(), Error> {
+        let vocab_size = architecture.vocab_size;
+        if self.trains_whole(module, architecture.names.layers)? {
             let fix = "`modules_to_save` trains all rows of this module: name it in one of the two settings";
             return Err(self.refused_rows(format!("{module:?}"), fix));
         }
@@ -98,23 +100,31 @@ impl LoraPlan {
     }
 
     /// The token embedding of a model and its head, if that is not tied, as far as neither the whole module
-    /// is trained nor the rows of all `tokens`.
-    pub fn modules_without_rows(&self, architecture: &Architecture, tokens: &[i64]) -> Vec<&'static str> {
+    /// is trained nor the rows of all `tokens`. Returns an error if `modules_to_save` cannot be followed.
+    pub fn modules_without_rows(
+        &self,
+        architecture: &Architecture,
+        tokens: &[i64],
+    ) -> Result<Vec<&'static str>, Error> {
         let names = &architecture.names;
         let head = (!architecture.tie_word_embeddings).then_some(names.head);
-        let lacks_one = |module: &&'static str| {
+        let mut lacking = Vec::new();
+        for module in std::iter::once(names.token_embedding).chain(head) {
             let trained = self.token_rows(module, names).unwrap_or_default();
-            !self.trains_whole(module) && tokens.iter().any(|token| !trained.contains(token))
-        };
-        std::iter::once(names.token_embedding).chain(head).filter(lacks_one).collect()
+            let lacks_one = tokens.iter().any(|token| !trained.contains(token));
+            if lacks_one && !self.trains_whole(module, names.layers)? {
+                lacking.push(module);
+            }
+        }
+        Ok(lacking)
     }
 
     /// Trains the rows of `tokens` too, in all [modules that would be without
     /// them](Self::modules_without_rows).
-    pub fn train_rows(&mut self, architecture: &Architecture, tokens: &[i64]) {
-        let lacking = self.modules_without_rows(architecture, tokens);
+    pub fn train_rows(&mut self, architecture: &Architecture, tokens: &[i64]) -> Result<(), Error> {
+        let lacking = self.modules_without_rows(architecture, tokens)?;
         if lacking.is_empty() {
-            return;
+            return Ok(());
         }
         let short = |module: &str| module.rsplit('.').next().unwrap_or(module).to_owned();
         let indices = &mut self.file.lora.trainable_token_indices;
@@ -135,6 +145,7 @@ impl LoraPlan {
             }
         }
         *indices = Some(TokenIndices::ByModule(modules));
+        Ok(())
     }
 }
 
