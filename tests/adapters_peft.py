@@ -13,6 +13,10 @@ against ours; (trained) ours after 5 steps against PEFT after the same steps fro
 `path_initial_model_for_weight_conversion`, against ours; (converted) our adapter of `model convert-adapter` in PEFT against ours of the
 trained one; (unmerged) the weights of `model unmerge` after PEFT has merged an adapter. All but (trained) have the limit 1e-5.
 
+Then adapters that begin with the inputs of their layers, EVA with rho = 2, of the same families: (ranks) the layers whose rank differs between
+`model init-adapter` and PEFT, which must be none; (subspace) the largest difference of the projectors `A^T A`, with the limit 1e-2, because PEFT
+approximates; (made) our folder in PEFT, without a warning, against ours; (theirs) the adapter of PEFT with random `B` against ours.
+
 Used with torch 2.11.0, transformers 5.23.0 and peft 0.21.2.
 """
 
@@ -25,13 +29,15 @@ from pathlib import Path
 
 import torch
 from families_transformers import FAMILIES, ROWS, STEPS, difference, make, ours, rows, theirs
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import EvaConfig, LoraConfig, PeftModel, get_peft_model, initialize_lora_eva_weights
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 HERE = Path(__file__).resolve().parent
-LOADED, TRAINED = 1e-5, 1e-4
+LOADED, TRAINED, APPROXIMATE = 1e-5, 1e-4, 1e-2
+# The first tokens of a row whose inputs do not count for EVA.
+NOT_COUNTED = 2
 TARGETS = {
     "llama": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"],
     "qwen2": ["q_proj", "k_proj", "up_proj", "down_proj"],
@@ -219,6 +225,69 @@ def check_inits(binary):
     return failed
 
 
+def padded(rows):
+    """A batch in which the first tokens of each row, and the padding, have no label."""
+    longest = max(len(row) for row in rows)
+    rest = [longest - len(row) for row in rows]
+    ids = [row + [0] * more for row, more in zip(rows, rest, strict=True)]
+    mask = [[1] * len(row) + [0] * more for row, more in zip(rows, rest, strict=True)]
+    labels = [[-100] * NOT_COUNTED + row[NOT_COUNTED:] + [-100] * more for row, more in zip(rows, rest, strict=True)]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask), "labels": torch.tensor(labels)}
+
+
+def eva_there(family, base, rows, folder):
+    """A model of PEFT that began with EVA, whose `B` are random then. The adapter is saved in `folder`."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    settings = dict(r=4, lora_alpha=6, target_modules=TARGETS[family], fan_in_fan_out=family == "gpt2", task_type="CAUSAL_LM")
+    # PEFT ends when directions move less than `tau` from one pass over the rows to the next one.
+    model = get_peft_model(model, LoraConfig(init_lora_weights="eva", eva_config=EvaConfig(rho=2.0, tau=0.999999), **settings))
+    initialize_lora_eva_weights(model, [padded(rows)], show_progress_bar=False)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def matrices(folder):
+    weights = load_file(folder / "adapter_model.safetensors")
+    return {name: a for name, a in weights.items() if "lora_A" in name}
+
+
+def check_eva(binary, family, scratch):
+    import pyarrow.parquet
+
+    base, initial, there = scratch / "base", scratch / "initial", scratch / "there"
+    make(family, FAMILIES[family], base)
+    held, train = rows()[-6:], rows()[:-6]
+    labels = [[-100] * NOT_COUNTED + row[NOT_COUNTED:] for row in train]
+    pyarrow.parquet.write_table(pyarrow.table({"input_ids": train, "labels": labels}), scratch / "rows.parquet")
+    flags = ["--rank", "4", "--alpha", "6", "--target", ",".join(TARGETS[family]), "--data", scratch / "rows.parquet"]
+    run(binary, "model", "init-adapter", base, "--init", "eva", *flags, "--out", initial)
+    model = eva_there(family, base, train, there)
+
+    one, other = matrices(initial), matrices(there)
+    ranks = sum(name not in one or name not in other or len(one[name]) != len(other[name]) for name in one.keys() | other.keys())
+    subspace = max((one[name].T @ one[name] - other[name].T @ other[name]).abs().max().item() for name in one.keys() & other.keys())
+    made = difference(theirs(load_without_warning(base, initial), held), ours(binary, initial, held, scratch))
+    read = difference(theirs(model, held), ours(binary, there, held, scratch))
+    return ranks, subspace, made, read
+
+
+def check_evas(binary):
+    names = ["ranks", "subspace", "made", "theirs"]
+    print(f"\n{'family':<12}{'init':<16}" + "".join(f"{name:>11}" for name in names))
+    failed = False
+    for family in [family for family in TARGETS if family != "mixtral"]:
+        with tempfile.TemporaryDirectory() as scratch:
+            found = check_eva(binary, family, Path(scratch))
+        failed |= any(one > limit for one, limit in zip(found, [0, APPROXIMATE, LOADED, LOADED], strict=True))
+        print(f"{family:<12}{'eva':<16}" + "".join(f"{one:>11.1e}" for one in found), flush=True)
+    return failed
+
+
 def main():
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -234,6 +303,7 @@ def main():
             failed |= made > LOADED or trained > TRAINED or saved > LOADED
             print(f"{family:<12}{kind:<12}{made:>10.1e}{trained:>10.1e}{saved:>10.1e}")
     failed |= check_inits(binary)
+    failed |= check_evas(binary)
     sys.exit(failed)
 
 

@@ -19,6 +19,15 @@ fn initialized() -> Scratch {
     scratch
 }
 
+/// A scratch folder with an adapter that was made of rows.
+fn made_of_rows(more: &str) -> Scratch {
+    let scratch = copied();
+    scratch.write("rows.jsonl", ROWS);
+    let flags = "--init eva --data life/data/sft.parquet --rank 4 --out eva";
+    scratch.run(format!("model init-adapter life/sft/final {flags} {more}").trim()).succeeds();
+    scratch
+}
+
 /// The command that trains the adapter in the folder `model`.
 fn line(model: &str, out: &str, more: &str) -> String {
     let sets = "--set train.steps=20 --set train.eps=1e-4";
@@ -63,6 +72,45 @@ fn a_folder_has_an_adapter_and_the_model_that_it_belongs_to() {
     let base = scratch.path("life/sft/final");
     assert_eq!(file["base_model_name_or_path"], base.to_str().unwrap());
     assert!(!scratch.path("loftq/base").exists());
+}
+
+/// The adapter belongs to the model as it is, which the B of zeros leaves so; some ranks have moved.
+#[test]
+fn an_adapter_that_was_made_of_rows_changes_nothing_until_it_is_trained() {
+    let scratch = made_of_rows("");
+    assert!(difference(&scratch, "life/sft/final", "eva") < 1e-5);
+    let file = json(&scratch, "eva/adapter_config.json");
+    assert_eq!(file["base_model_name_or_path"], scratch.path("life/sft/final").to_str().unwrap());
+    assert_eq!((&file["init_lora_weights"], &file["r"]), (&true.into(), &4.into()));
+    let ranks = file["rank_pattern"].as_object().unwrap();
+    assert!(ranks.values().all(|rank| (1..=8).contains(&rank.as_i64().unwrap())), "{file:#}");
+    assert!(ranks.values().any(|rank| rank != 4), "{file:#}");
+    for name in ["tokenizer.json", "chat_template.jinja", "generation_config.json", "config.json"] {
+        let [one, other] = ["eva", "life/sft/final"].map(|folder| scratch.read(&format!("{folder}/{name}")));
+        assert!(one == other, "{name}: {one} {other}");
+    }
+    scratch.run(&line("eva", "run", "")).succeeds();
+    assert!(difference(&scratch, "life/sft/final", "run") > 1e-3);
+    let trained = json(&scratch, "run/final/adapter_config.json");
+    assert_eq!(
+        (&trained["rank_pattern"], &trained["alpha_pattern"]),
+        (&file["rank_pattern"], &file["alpha_pattern"])
+    );
+}
+
+/// The same rows give the same bits, and other ones do not; with rho 1, no rank moves.
+#[test]
+fn the_rows_decide_what_the_adapter_begins_with() {
+    let scratch = made_of_rows("--rho 1");
+    assert!(json(&scratch, "eva/adapter_config.json").get("rank_pattern").is_none());
+    let make = |more: &str, out: &str| {
+        let flags = "--init eva --data life/data/sft.parquet --rank 4 --rho 1";
+        scratch.run(&format!("model init-adapter life/sft/final {flags} {more} --out {out}")).succeeds();
+        std::fs::read(scratch.path(out).join("adapter_model.safetensors")).unwrap()
+    };
+    let first = std::fs::read(scratch.path("eva/adapter_model.safetensors")).unwrap();
+    assert!(first == make("--limit 1000000", "again"));
+    assert!(first != make("--limit 20", "few"));
 }
 
 #[test]
@@ -159,6 +207,17 @@ fn what_cannot_be_is_refused_by_name() {
     init("life/sft/final --init loftq --quantize int8 --rank 4 --dtype float32")
         .fails(2, &["--dtype", "loftq"]);
     init("life/sft/final --init pissa --rank 0").fails(2, &["--rank"]);
+    init("life/sft/final --init eva --rank 4").fails(2, &["--data"]);
+    init("life/sft/final --init pissa --rank 4 --data rows.jsonl").fails(2, &["--data", "only eva"]);
+    init("life/sft/final --init olora --rank 4 --rho 2").fails(2, &["--rho", "only eva"]);
+    let eva = |more: &str| init(&format!("life/sft/final --init eva --data life/data/sft.parquet {more}"));
+    eva("--rank 4 --rho 0.5").fails(2, &["--rho 0.5", "at least 1"]);
+    eva("--rank 4 --dtype float32").fails(2, &["--dtype", "eva do not write"]);
+    eva("--rank 4 --quantize nf4").fails(2, &["--quantize", "only loftq"]);
+    eva("--rank 4 --max-length 1").fails(2, &["--data", "left out"]);
+    eva("--rank 4000").fails(3, &["rank of at most", "got 4000"]);
+    init("life/sft/final --init eva --data absent.parquet --rank 4").fails(3, &["absent.parquet"]);
+    init("life/rm/final --init eva --data life/data/sft.parquet --rank 4").fails(3, &["reward model"]);
     init("life/sft/final --init pissa --rank 4 --alpha -1").fails(2, &["--alpha -1", "above zero"]);
     init("life/sft/final --init pissa --rank 9").fails(3, &["k_proj", "at most 8", "got 9"]);
     init("life/sft/final --init pissa --rank 4 --target x_proj").fails(3, &["target_modules", "x_proj"]);

@@ -21,7 +21,8 @@ fn quantized() -> Scratch {
 
 /// The command that trains adapters on the model in the folder `model`.
 fn line(model: &str, out: &str, more: &str) -> String {
-    let sets = "--set model.lora.r=4 --set train.steps=6 --set train.eps=1e-4";
+    let sets = "--set model.lora.r=4 --set train.steps=6 --set train.eps=1e-4 --set train.micro_batch_size=2 \
+                --set train.gradient_accumulation_steps=4";
     let line =
         format!("sft --config life/sft/run.toml --set model.path={model} --set out={out} {sets} {more}");
     line.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -74,6 +75,10 @@ fn adapters_are_trained_on_codes_in_files_as_on_those_of_reading() {
         scratch.run(&format!("plan {}", line(model, "plan", more))).json()["memory"].clone()
     });
     assert_eq!(plans[0], plans[1]);
+    // An adapter does not say how its base is held, and its base does.
+    let on = "sft --config life/sft/run.toml --set model.path=stored-nf4/final --set out=plan";
+    let plan = scratch.run(&format!("plan {on} --json")).json();
+    assert_eq!(plan["memory"][0]["weights"], plans[0][0]["weights"]);
 }
 
 #[test]
@@ -109,7 +114,11 @@ fn a_folder_of_codes_is_run_merged_exported_and_made_numbers_again() {
         let next =
             format!("sft --config life/sft/run.toml --set model.path={adapter}/final --set train.steps=2");
         scratch.run(&format!("{next} --set out=next-{name}")).succeeds();
-        scratch.run(&format!("model export {name} --gguf {name}.gguf --dtype q8_0")).succeeds();
+        scratch.run(&format!("model export {name} --gguf {name}.gguf")).succeeds();
+        scratch.run(&format!("model import {name}.gguf --out again-{name}")).succeeds();
+        let weights =
+            |folder: &str| std::fs::read(scratch.path(&format!("{folder}/model.safetensors"))).unwrap();
+        assert!(weights(&format!("again-{name}")) == weights(&format!("dense-{name}")), "{name}");
     }
 }
 

@@ -53,7 +53,8 @@ pub struct LoadOptions {
     /// Reserves the memory of the parameters. `None` allocates each of them on its own.
     pub memory: Option<Arc<dyn WeightAllocator>>,
     /// How the weights of linear layers are held, if not as numbers of `kind`. Loading from a folder reads
-    /// this field, and refuses it for a model that is trained itself; a new model ignores it.
+    /// this field, and refuses it for a model that is trained itself; a new model ignores it. Codes in the
+    /// files of a folder stay as they are, and another field than theirs is refused.
     pub quantize: Option<Quantization>,
 }
 

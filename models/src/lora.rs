@@ -17,6 +17,7 @@
 //!   config         which layers are adapted and how: PEFT's adapter_config.json
 //!   module_names   how names of modules are matched
 //!   init           the values that an adapter begins with
+//!   inputs, eva    values that are made of the inputs of the layers
 //!   linear         the adapter of one linear layer
 //!   token_rows     rows of single tokens in place of those of an embedding or a head
 //!   token_plan     which rows these are
@@ -29,8 +30,10 @@
 //! tokens, and each uses those of its part of the vocabulary: their gradient is a partial sum.
 
 pub mod config;
+pub mod eva;
 pub mod folder;
 pub mod init;
+mod inputs;
 pub(crate) mod linear;
 mod module_names;
 pub mod rebase;

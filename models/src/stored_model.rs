@@ -20,7 +20,7 @@ use crate::weights::{self, TensorReader, WeightFolder};
 /// The tensors of a model folder.
 pub(crate) struct StoredModel {
     folder: PathBuf,
-    /// That of the numbers.
+    /// The configuration of the numbers.
     config: Config,
     codes: Option<Arc<StoredCodes>>,
     /// In order of use.

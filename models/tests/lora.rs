@@ -467,7 +467,8 @@ fn whole(name: &str) -> Arc<LoraPlan> {
 }
 
 /// `mlp` trains all below the MLPs, which have no adapters then, `norm` the norms of the blocks too, and a
-/// block is a module as well. The tensors have the names that PEFT 0.21.2 gives them (`tests/adapters_peft.py`).
+/// block is a module as well. The tensors have the names that PEFT 0.21.2 gives them
+/// (`tests/adapters_peft.py`).
 #[test]
 fn modules_are_trained_with_all_below_them() {
     for (name, saved, part) in [

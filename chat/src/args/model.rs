@@ -194,7 +194,8 @@ Train with the folder as [model] path, and without [model.lora].
 
 Examples:
   colossal-chat model init-adapter base --init pissa --rank 16 --out pissa
-  colossal-chat model init-adapter base --init loftq --quantize nf4 --rank 16 --out loftq")]
+  colossal-chat model init-adapter base --init loftq --quantize nf4 --rank 16 --out loftq
+  colossal-chat model init-adapter base --init eva --data rows.parquet --rank 16 --out eva")]
     InitAdapter(ModelInitAdapterArgs),
     /// Make an adapter of the original model of one that was trained from `init-adapter` with pissa or olora.
     #[command(after_help = "\
@@ -298,6 +299,20 @@ pub(crate) struct ModelInitAdapterArgs {
     /// rounded once [default: float32].
     #[arg(long, value_name = "TYPE", value_enum)]
     pub(crate) dtype: Option<Dtype>,
+    /// For eva: training rows, in files, folders or patterns. The inputs at their tokens with a label count.
+    #[arg(long, value_name = "FILE[,FILE...]", value_delimiter = ',', required_if_eq("init", "eva"))]
+    pub(crate) data: Vec<String>,
+    /// For eva: the most rows that are read, counted from the first [default: all].
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) limit: Option<u64>,
+    /// For eva: the longest row in tokens. Longer ones are left out [default: 1024, or all positions of the
+    /// model].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_length: Option<u64>,
+    /// For eva: the largest rank of a layer, in units of --rank. Ranks move to the layers where they explain
+    /// most; with 1, none moves [default: 2].
+    #[arg(long, value_name = "RHO")]
+    pub(crate) rho: Option<f64>,
     /// The folder for the adapter. It stays where it is: the adapter names its model by the whole path.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
@@ -312,6 +327,8 @@ pub(crate) enum AdapterInit {
     Olora,
     /// The largest part of what quantisation takes from each weight.
     Loftq,
+    /// The directions in which the inputs of each layer vary the most.
+    Eva,
 }
 
 /// `model convert-adapter`.
@@ -368,7 +385,7 @@ pub(crate) struct ModelExportArgs {
     /// The file to write.
     #[arg(long, value_name = "FILE.gguf")]
     pub(crate) gguf: PathBuf,
-    /// The numbers of the matrices [default: as they are stored; f32 for an adapter].
+    /// The numbers of the matrices [default: as they are stored; f32 for an adapter and for codes].
     #[arg(long, value_name = "TYPE", value_enum)]
     pub(crate) dtype: Option<GgufDtype>,
     /// Replace --gguf if it exists.

@@ -31,7 +31,7 @@ pub(crate) struct ModelSection {
     pub(crate) device: DeviceSetting,
     /// Holds the weights of the frozen model's linear layers in codes: `nf4` (four bits and a scale for 64
     /// numbers, as QLoRA does) or `int8` (eight bits and a scale for each output). Only with adapters, and on
-    /// the CPU. If absent, as numbers of `dtype`.
+    /// the CPU. If absent, as codes if the model's files hold them, else as numbers of `dtype`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) quantize: Option<Quantization>,
     /// Trains low-rank adapters on the model, whose own weights stay frozen ([`[model.lora]`](#modellora)

@@ -439,6 +439,8 @@ impl AdapterFile {
         }
         // An absent setting has its default, and PEFT writes null for it.
         map.retain(|_, value| !is_unset(value));
+        // EVA begins with other matrices on the same model.
+        map.retain(|key, value| key != "init_lora_weights" || *value != "eva");
         let begins = map.get("init_lora_weights").and_then(Value::as_str);
         if let Some((name, fix)) = begins.and_then(|name| Some((name, init::fix_for_peft(name)?))) {
             return Err(refused(origin, "init_lora_weights", format!("{name:?}"), fix));
@@ -470,8 +472,9 @@ impl AdapterFile {
 
 /// Settings that do not change what a loaded adapter computes. Dropout is always off, and the layout of a
 /// layer's weight is known from the model.
-const WITHOUT_EFFECT: [&str; 9] = [
+const WITHOUT_EFFECT: [&str; 10] = [
     "auto_mapping",
+    "eva_config",
     "fan_in_fan_out",
     "inference_mode",
     "lora_dropout",

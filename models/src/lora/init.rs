@@ -94,8 +94,8 @@ impl<'de> Deserialize<'de> for Init {
             Value::String(name) if name == "gaussian" => Ok(Self::Gaussian),
             other => Err(serde::de::Error::custom(match other.as_str().and_then(command_init) {
                 Some(init) => format!(
-                    "`init_lora_weights` = {other} begins with the weights of the model: make the adapter with \
-                     `model init-adapter --init {init}`, name its folder in [model] path, and leave out [model.lora]"
+                    "`init_lora_weights` = {other} draws no numbers: make the adapter with `model init-adapter --init \
+                     {init}`, name its folder in [model] path, and leave out [model.lora]"
                 ),
                 None => format!("`init_lora_weights` must be true or \"gaussian\", got {other}"),
             })),
@@ -106,7 +106,7 @@ impl<'de> Deserialize<'de> for Init {
 /// The `--init` of the command that makes the adapters for which PEFT has the name `name`.
 fn command_init(name: &str) -> Option<&'static str> {
     // PEFT also has `pissa_niter_4`, which approximates the singular values.
-    ["pissa", "olora", "loftq"].into_iter().find(|init| name.starts_with(init))
+    ["pissa", "olora", "loftq", "eva"].into_iter().find(|init| name.starts_with(init))
 }
 
 /// What to do with an adapter of PEFT whose file names an initialisation that has changed the weights of its
@@ -173,16 +173,20 @@ mod tests {
 
     #[test]
     fn a_run_file_that_wants_parts_of_the_weights_is_told_the_command() {
-        for (name, init) in
-            [("pissa", "pissa"), ("pissa_niter_4", "pissa"), ("olora", "olora"), ("loftq", "loftq")]
-        {
+        for (name, init) in [
+            ("pissa", "pissa"),
+            ("pissa_niter_4", "pissa"),
+            ("olora", "olora"),
+            ("loftq", "loftq"),
+            ("eva", "eva"),
+        ] {
             let error = serde_json::from_value::<Init>(name.into()).unwrap_err().to_string();
             let words =
                 [format!("`init_lora_weights` = \"{name}\""), format!("model init-adapter --init {init}`")];
             assert!(words.iter().all(|words| error.contains(words)), "{error}");
         }
-        let error = serde_json::from_value::<Init>("eva".into()).unwrap_err().to_string();
-        assert_eq!(error, "`init_lora_weights` must be true or \"gaussian\", got \"eva\"");
+        let error = serde_json::from_value::<Init>("orthogonal".into()).unwrap_err().to_string();
+        assert_eq!(error, "`init_lora_weights` must be true or \"gaussian\", got \"orthogonal\"");
     }
 
     /// What is left of the error has the norm of the smaller singular values, whatever the factor.

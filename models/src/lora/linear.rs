@@ -7,6 +7,8 @@ use parallel::autograd;
 use parallel::comm::{ProcessGroup, Reduction};
 use tch::{Kind, Tensor, no_grad};
 
+use super::inputs;
+
 /// The two matrices of one adapted layer, fp32, of this tensor-parallel rank.
 #[derive(Debug)]
 pub struct LoraLinear {
@@ -41,6 +43,7 @@ impl LoraLinear {
         weight: impl Fn(Kind) -> Tensor + Send + 'static,
         multiply: impl FnOnce(&Tensor) -> Result<Tensor, parallel::Error>,
     ) -> Result<Tensor, parallel::Error> {
+        inputs::observe(&self.a, x);
         let product = no_grad(|| multiply(&x.detach()))?;
         let Some(magnitude) = &self.magnitude else { return self.add_to(&product, x, weight) };
         let kind = product.kind();

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   target_modules    a layer has an adapter if its name is one of them, or ends with one after a dot
-//!   modules_to_save   a module is trained with all below it if its name ends with one of them, dot or not;
+//!   modules_to_save   a module is trained with all below it if its name ends with one, dot or not;
 //!                     a layer has no adapter if one of them is whole parts of its name, side by side
 //! ```
-//! So `norm` trains `input_layernorm` too, and PEFT would train `mlp` for `lp` with the adapters of its layers
-//! inside. What PEFT refuses, or trains in another way than the names say, is refused here by name.
+//! So `norm` trains `input_layernorm` too, and PEFT would train `mlp` for `lp` with the adapters of its
+//! layers inside. What PEFT refuses, or trains in another way than the names say, is refused here by name.
 
 use crate::Error;
 

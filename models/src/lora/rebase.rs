@@ -55,7 +55,7 @@ pub fn initialize(
                 path: base.display().to_string(),
                 key: settings::KEY.to_owned(),
                 value: stored.name().to_owned(),
-                fix: "loftq makes up for what quantisation takes from the weights: give the model with all of them"
+                fix: "loftq makes up for what quantisation takes away: give the model that these codes were made from"
                     .to_owned(),
             });
         }

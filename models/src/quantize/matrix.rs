@@ -122,7 +122,7 @@ enum Held {
     Nf4 {
         /// `u8`, two codes each.
         codes: Tensor,
-        /// Those of the whole matrix.
+        /// The scales of the whole matrix.
         scales: HeldScales,
         /// The number of each row's first element in the whole matrix.
         row_starts: Arc<[u64]>,
@@ -462,6 +462,28 @@ mod tests {
                     assert_eq!((planned.num_bytes(), planned.size()), (shard.num_bytes(), shard.size()));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn scales_in_fp32_make_the_numbers_of_their_codes() {
+        tch::manual_seed(9);
+        let full = Tensor::randn([36, 51], (Kind::Float, Device::Cpu));
+        let coded = MatrixCodes::of(Quantization::Nf4, &full);
+        let MatrixCodes::Nf4(Nf4 { codes, scales }) = &coded else { panic!("{coded:?}") };
+        let scale = |(block, code): (usize, &u8)| {
+            scales.book[usize::from(*code)] * scales.nested[block / NESTED_BLOCK] + scales.offset
+        };
+        let numbers = scales.codes.iter().enumerate().map(scale).collect();
+        let plain = MatrixCodes::Nf4WithNumbers { codes: codes.clone(), scales: numbers };
+        let split = |spec: &ShardSpec| placement(spec, 1, 3);
+        for placement in
+            [Placement::Replicate, split(&ShardSpec::even(0, 36, 3)), split(&ShardSpec::even(1, 51, 3))]
+        {
+            let dense = |codes: &MatrixCodes| {
+                QuantizedMatrix::of_codes(codes.clone(), [36, 51], &placement).unwrap().dense(Kind::Float)
+            };
+            assert_eq!(dense(&coded), dense(&plain));
         }
     }
 

@@ -78,7 +78,7 @@ impl StoredCodes {
             Quantization::Nf4 => &[ABSMAX, NESTED_ABSMAX, QUANT_MAP, NESTED_QUANT_MAP, QUANT_STATE],
             Quantization::Int8 => &[SCB, WEIGHT_FORMAT],
         };
-        let Some(module) = ends.iter().find_map(|end| name.strip_suffix(end)) else { return false };
+        let Some(module) = ends.iter().find_map(|end| name.strip_suffix(*end)) else { return false };
         match self.quantization {
             Quantization::Nf4 => self.is_code(module),
             Quantization::Int8 => self.is_code(&format!("{module}.weight")),
@@ -119,8 +119,8 @@ impl StoredCodes {
         if nested.iter().any(|scale| !(scale.abs() + offset.abs()).is_finite()) {
             return Err(self.wrong(&part(NESTED_ABSMAX), "scales of finite numbers", "larger ones"));
         }
-        let scales_codes = self.bytes(&part(ABSMAX), "U8", &[blocks as i64])?;
-        let scales = Scales { codes: scales_codes, nested, offset, book: Arc::new(book) };
+        let of_scales = self.bytes(&part(ABSMAX), "U8", &[blocks as i64])?;
+        let scales = Scales { codes: of_scales, nested, offset, book: Arc::new(book) };
         Ok(MatrixCodes::Nf4(Nf4 { codes, scales }))
     }
 
@@ -211,7 +211,7 @@ impl StoredCodes {
         Ok(bytes)
     }
 
-    /// The numbers of a tensor of so many in fp32, which are finite.
+    /// The numbers of a tensor `[count]` in fp32, which are finite.
     fn numbers(&self, name: &str, count: usize) -> Result<Vec<f32>, Error> {
         let bytes = self.bytes(name, "F32", &[count as i64])?;
         let (numbers, _) = bytes.as_chunks::<4>();

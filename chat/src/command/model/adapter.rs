@@ -1,14 +1,16 @@
 //! The commands between adapters and the weights of their models: `model merge`, `unmerge`, `init-adapter`
-//! and `convert-adapter`.
+//! and `convert-adapter`. `init-adapter` also reads rows.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use datasets::Tokenizer;
+use datasets::{EncodedDataset, IGNORE_INDEX, LoadOptions, Overlong, SftRow, Tokenizer};
 use gemini::checkpoint;
 use inference::model_folder::ModelFolder;
-use inference::session::load_tokenizer;
+use inference::session::{check_vocabulary, load_tokenizer};
 use models::config::Config;
 use models::lora::config::{ALL_LINEAR, Names};
+use models::lora::eva::{self, EvaRow};
 use models::lora::rebase::{self, CHANGED_MODEL};
 use models::lora::{AdapterFile, LoraConfig, LoraPlan, WeightInit};
 use tch::{Device, Kind};
@@ -21,6 +23,12 @@ use crate::config::section::QuantizeType;
 use crate::console::print_stderr;
 use crate::model_folder;
 use crate::output;
+
+/// The largest rank of a layer with EVA, in units of the rank. PEFT: `EvaConfig.rho`.
+const DEFAULT_RHO: f64 = 2.0;
+
+/// The longest row that EVA looks at, in tokens, as in `[data]`, if the model has so many positions.
+const DEFAULT_MAX_LENGTH: i64 = 1024;
 
 /// Writes a model without adapters that computes what a model with an adapter does.
 pub(super) fn merge(arguments: &ModelMergeArgs) -> anyhow::Result<()> {
@@ -69,10 +77,10 @@ pub(super) fn unmerge(arguments: &ModelUnmergeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes an adapter that begins with a part of the weights of its model.
+/// Writes an adapter that begins with a part of the weights of its model, or with what its layers read.
 pub(super) fn init(arguments: &ModelInitAdapterArgs) -> anyhow::Result<()> {
     output::check_output_folder(&arguments.out)?;
-    let init = weight_init(arguments)?;
+    let Some(init) = weight_init(arguments)? else { return init_from_rows(arguments) };
     let model = whole_model(&arguments.model)?;
     let changed = arguments.out.join(CHANGED_MODEL);
     let base = if init.changes_weights() { changed.as_path() } else { model.path() };
@@ -92,6 +100,65 @@ pub(super) fn init(arguments: &ModelInitAdapterArgs) -> anyhow::Result<()> {
     let (out, base) = (arguments.out.display(), base.display());
     print_stderr(&format!("{out} holds an adapter of rank {} of the model {base}", arguments.rank));
     Ok(())
+}
+
+/// Writes an adapter that begins with the directions in which the inputs of its layers vary over rows.
+fn init_from_rows(arguments: &ModelInitAdapterArgs) -> anyhow::Result<()> {
+    let rho = arguments.rho.unwrap_or(DEFAULT_RHO);
+    if !(rho.is_finite() && rho >= 1.0) {
+        return Err(refused(&format!("--rho {rho}"), "it must be a finite number of at least 1"));
+    }
+    let model = whole_model(&arguments.model)?;
+    let plan = Arc::new(new_adapter(arguments, model.path())?);
+    let (tokenizer, config) = (load_tokenizer(model.tokenizer_path(), None)?, model.config()?);
+    let rows = labelled_rows(arguments, &tokenizer, &config)?;
+    let rows: Vec<EvaRow<'_>> = rows.iter().map(eva_row).collect();
+    checkpoint::write_folder(&arguments.out, |out| {
+        eva::initialize(model.path(), &plan, &rows, rho, out)?;
+        save_tokenizer(out, &tokenizer, &config)
+    })?;
+
+    let (out, base) = (arguments.out.display(), model.path().display());
+    print_stderr(&format!(
+        "{out} holds an adapter of rank {} of the model {base}, made of the inputs of {} rows",
+        arguments.rank,
+        rows.len()
+    ));
+    Ok(())
+}
+
+/// The rows of `--data`, which fit the model.
+fn labelled_rows(
+    arguments: &ModelInitAdapterArgs,
+    tokenizer: &Tokenizer,
+    config: &Config,
+) -> anyhow::Result<Vec<SftRow>> {
+    check_vocabulary(tokenizer, config)?;
+    let default = DEFAULT_MAX_LENGTH.min(config.max_positions()) as u64;
+    let max_length = arguments.max_length.unwrap_or(default) as usize;
+    let limit = arguments.limit.map(|limit| limit as usize);
+    let options = LoadOptions { limit, ..LoadOptions::new(max_length, Overlong::Drop) };
+    let dataset = EncodedDataset::<SftRow>::load(&arguments.data, tokenizer, &options)?;
+    let (read, kept) = (dataset.counts.read, dataset.counts.kept);
+    if kept == 0 {
+        let problem = "every row was left out: see --max-length, and `data check`";
+        return Err(refused(&format!("--data {}", arguments.data.join(",")), problem));
+    }
+    if kept < read {
+        let left_out = read - kept;
+        print_stderr(&format!(
+            "{left_out} of {read} rows are longer than {max_length} tokens or have no label, and are left out"
+        ));
+    }
+    let longest = dataset.rows.iter().map(|row| row.input_ids.len()).max().unwrap_or(0);
+    config.check_length("the longest row", longest)?;
+    Ok(dataset.rows)
+}
+
+/// A row whose inputs count at the tokens with a label. PEFT: `EvaConfig.use_label_mask`.
+fn eva_row(row: &SftRow) -> EvaRow<'_> {
+    let is_counted = row.labels.iter().map(|&label| label != IGNORE_INDEX).collect();
+    EvaRow { input_ids: &row.input_ids, is_counted }
 }
 
 /// Writes an adapter of an original model that is there what a trained one is on a changed model.
@@ -133,21 +200,32 @@ pub(super) fn whole_model(name: &str) -> anyhow::Result<ModelFolder> {
     Ok(folder)
 }
 
-/// What the flags say that an adapter begins with.
-fn weight_init(arguments: &ModelInitAdapterArgs) -> anyhow::Result<WeightInit> {
+/// The part of the weights that the flags say an adapter begins with; `None` for EVA, which takes none.
+fn weight_init(arguments: &ModelInitAdapterArgs) -> anyhow::Result<Option<WeightInit>> {
+    let of_eva = [
+        ("--data", !arguments.data.is_empty()),
+        ("--limit", arguments.limit.is_some()),
+        ("--max-length", arguments.max_length.is_some()),
+        ("--rho", arguments.rho.is_some()),
+    ];
+    let given = of_eva.into_iter().find(|(_, is_given)| *is_given && arguments.init != AdapterInit::Eva);
+    if let Some((flag, _)) = given {
+        return Err(refused(flag, "only eva reads rows: leave it out"));
+    }
     let quantization = arguments.quantize.map(QuantizeType::quantization);
     match (arguments.init, quantization) {
-        (AdapterInit::Loftq, _) if arguments.dtype.is_some() => {
-            Err(refused("--dtype", "loftq does not write the model: leave it out"))
+        (AdapterInit::Loftq | AdapterInit::Eva, _) if arguments.dtype.is_some() => {
+            Err(refused("--dtype", "loftq and eva do not write the model: leave it out"))
         }
-        (AdapterInit::Loftq, Some(quantization)) => Ok(WeightInit::Loftq(quantization)),
+        (AdapterInit::Loftq, Some(quantization)) => Ok(Some(WeightInit::Loftq(quantization))),
         (AdapterInit::Loftq, None) => Err(refused("--quantize", "loftq needs it: nf4 or int8")),
         (_, Some(_)) => {
             let problem = "only loftq makes up for quantised weights: leave it out, and set [model] quantize in training";
             Err(refused("--quantize", problem))
         }
-        (AdapterInit::Pissa, None) => Ok(WeightInit::Pissa),
-        (AdapterInit::Olora, None) => Ok(WeightInit::Olora),
+        (AdapterInit::Pissa, None) => Ok(Some(WeightInit::Pissa)),
+        (AdapterInit::Olora, None) => Ok(Some(WeightInit::Olora)),
+        (AdapterInit::Eva, None) => Ok(None),
     }
 }
 

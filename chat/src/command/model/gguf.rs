@@ -38,10 +38,11 @@ pub(super) fn export(arguments: &ModelExportArgs) -> anyhow::Result<()> {
     let config = folder.config()?;
     let tokenizer = load_tokenizer(folder.tokenizer_path(), None)?;
     check_vocabulary(&tokenizer, &config)?;
-    let tensor_type = match (arguments.dtype, folder.base()) {
-        (Some(given), _) => given.tensor_type(),
-        (None, Some(_)) => TensorType::F32,
-        (None, None) => stored_type(folder.path())?,
+    let is_computed = folder.base().is_some() || config.quantization().is_some();
+    let tensor_type = match arguments.dtype {
+        Some(given) => given.tensor_type(),
+        None if is_computed => TensorType::F32,
+        None => stored_type(folder.path())?,
     };
 
     let mut metadata = Metadata::new(path);

@@ -60,7 +60,7 @@ fn what_changes_results_and_is_not_known_is_refused_by_name() {
             "a.json: `layer_replication` = [[0,2]] is not supported",
         ),
         ("trainable_token_indices", "all".into(), "a.json is no valid JSON: data did not match any variant"),
-        ("init_lora_weights", "eva".into(), "`init_lora_weights` must be true or \"gaussian\""),
+        ("init_lora_weights", "orthogonal".into(), "`init_lora_weights` must be true or \"gaussian\""),
         (
             "init_lora_weights",
             "pissa_niter_4".into(),
@@ -81,6 +81,18 @@ fn what_changes_results_and_is_not_known_is_refused_by_name() {
         let error = with(key, value);
         assert!(error.contains(words), "{key}: {error}");
     }
+}
+
+/// PEFT writes the settings of EVA beside the ranks that it found. The weights of the model stay as they are.
+#[test]
+fn an_adapter_of_peft_that_began_with_eva_is_like_any_other() {
+    let file = FILE.replace(
+        "\"init_lora_weights\": true",
+        "\"init_lora_weights\": \"eva\", \"eva_config\": {\"rho\": 2.0}",
+    );
+    assert!(file.contains("eva_config"));
+    let [eva, plain] = [file.as_str(), FILE].map(|text| AdapterFile::from_json(text, "a.json").unwrap().lora);
+    assert_eq!(eva, plain);
 }
 
 #[test]
