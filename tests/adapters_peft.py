@@ -56,8 +56,9 @@ KINDS = {
     "tokens": {"trainable_token_indices": [95, 5, 0, 41]},
     "head_tokens": {},
     "parents": {"bias": "all", "modules_to_save": ["0.self_attn", "0.attn", "0.attention", "norm"]},
+    "tables": {},
 }
-# The embedding and the head of families that do not tie them: `head_tokens` trains other rows of each.
+# The embedding and the head of families that do not tie them: `head_tokens` trains other rows of each, `tables` adapts both.
 # transformers 5 calls the head of GPT-NeoX `lm_head`, and its checkpoints `embed_out`.
 UNTIED = {family: ["embed_tokens", "lm_head"] for family in ["llama", "mixtral"]}
 
@@ -73,7 +74,8 @@ def adapted(family, kind, base, folder):
     """A model of PEFT with a random adapter, which is saved in `folder`."""
     torch.manual_seed(2)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
-    settings = dict(r=4, lora_alpha=6, target_modules=TARGETS[family], fan_in_fan_out=family == "gpt2", task_type="CAUSAL_LM")
+    targets = [*TARGETS[family], *(UNTIED[family] if kind == "tables" else [])]
+    settings = dict(r=4, lora_alpha=6, target_modules=targets, fan_in_fan_out=family == "gpt2", task_type="CAUSAL_LM")
     model = get_peft_model(model, LoraConfig(**settings, **settings_of(family, kind))).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -296,7 +298,7 @@ def main():
     failed = False
     for family in TARGETS:
         for kind in KINDS:
-            if kind == "head_tokens" and family not in UNTIED:
+            if kind in ["head_tokens", "tables"] and family not in UNTIED:
                 continue
             with tempfile.TemporaryDirectory() as scratch:
                 made, trained, saved = check(binary, family, kind, Path(scratch))

@@ -7,14 +7,17 @@ use serde_json::json;
 
 use crate::harness::{Scratch, signal};
 use crate::ranks::equals_one_process_with;
-use crate::training::{copied, json, metrics};
+use crate::training::{copied, json as read_json, metrics};
 
 /// A model that does not tie its head, and has rows for 520 tokens.
-const SPARE: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 520, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 256, "tie_word_embeddings": false}"#;
+const SPARE: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 520,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "tie_word_embeddings": false}"#;
 
-/// A model that ties its head, with a tokenizer of 512 tokens that has none of ChatML. `None` if it is not
+const RUN: &str =
+    "[data]\ntrain = 'rows.jsonl'\n[train]\nmicro_batch_size = 1\nlr = 1e-2\n[log]\nevery = 1\n";
+
+/// A model that ties its head, with a tokenizer of 512 tokens that has none of `ChatML`. `None` if it is not
 /// there, which is said.
 fn stories() -> Option<String> {
     let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/models/stories260k"));
@@ -30,6 +33,7 @@ fn models(stories: &str) -> Scratch {
     let scratch = Scratch::new();
     scratch.write("rows.jsonl", "{\"prompt\": \"hi\", \"completion\": \"Hello there.\"}\n");
     scratch.write("ids.jsonl", "{\"ids\": [1, 512, 400, 513, 9, 512]}\n");
+    scratch.write("run.toml", RUN);
     scratch.write("spare.json", SPARE);
     scratch.run(&format!("model init spare.json --tokenizer {stories} --seed 3 --out spare")).succeeds();
     scratch
@@ -37,8 +41,7 @@ fn models(stories: &str) -> Scratch {
 
 /// The command that trains on the rows.
 fn sft(model: &str, out: &str, more: &str) -> String {
-    let sets = format!("--set model.path={model} --set out={out} --set data.train=rows.jsonl");
-    format!("sft {sets} --set train.micro_batch_size=1 --set train.lr=1e-2 {more}")
+    format!("sft --config run.toml --set model.path={model} --set out={out} {more}")
 }
 
 fn logprobs(scratch: &Scratch, model: &str) -> Vec<f64> {
@@ -81,10 +84,10 @@ fn a_template_that_adds_tokens_trains_their_rows() {
             assert!(outcome.stderr.contains(words), "{words}: {outcome:#?}");
         }
         assert_eq!(
-            json(&scratch, &format!("{out}/final/adapter_config.json"))["trainable_token_indices"],
+            read_json(&scratch, &format!("{out}/final/adapter_config.json"))["trainable_token_indices"],
             rows
         );
-        assert_eq!(json(&scratch, &format!("{out}/final/config.json"))["vocab_size"], vocab_size);
+        assert_eq!(read_json(&scratch, &format!("{out}/final/config.json"))["vocab_size"], vocab_size);
         // Generation, another stage and a merged model have the rows.
         assert_eq!(
             scratch.run(&format!("generate --model {out} --prompt hi --max-new-tokens 3")).rows().len(),
@@ -98,7 +101,10 @@ fn a_template_that_adds_tokens_trains_their_rows() {
         let next =
             scratch.run(&sft(&format!("{out}/final"), &format!("next-{vocab_size}"), "--set train.steps=2"));
         next.succeeds();
-        assert_eq!(json(&scratch, &format!("next-{vocab_size}/final/config.json"))["vocab_size"], vocab_size);
+        assert_eq!(
+            read_json(&scratch, &format!("next-{vocab_size}/final/config.json"))["vocab_size"],
+            vocab_size
+        );
 
         let unmerge = format!("model unmerge merged-{vocab_size} --adapter {out}/final --out no");
         scratch.run(&unmerge).fails(3, &["trainable_token_indices", "take the original model"]);
@@ -135,7 +141,7 @@ fn what_a_model_or_an_adapter_does_not_have_is_refused() {
         ("{lm_head=[5]}", ["= \"lm_head\" is not supported", "ties its head"]),
         ("{q_proj=[5]}", ["= \"q_proj\" is not supported", "`model.embed_tokens`"]),
     ] {
-        let words = [&["[model.lora]: `trainable_token_indices`"], &words[..]].concat();
+        let words = [&["[model.lora]: `trainable_token_indices`"][..], &words[..]].concat();
         let sets = format!("--set model.lora.trainable_token_indices={value}");
         scratch.run(&format!("{line} {sets}")).fails(3, &words);
     }

@@ -1,6 +1,8 @@
 //! The builder of linear layers, norms and tables: it requests, places and registers every parameter of a
 //! model.
 
+mod tables;
+
 use std::sync::{Arc, OnceLock};
 
 use parallel::comm::ProcessGroup;
@@ -13,12 +15,10 @@ use crate::initialize::Initial;
 use crate::linear::Linear;
 use crate::lora::config::block_of;
 use crate::lora::linear::Magnitude;
-use crate::lora::token_rows::TOKEN_ROWS;
-use crate::lora::{Init, LoraLinear, LoraPlan, LoraTarget, TokenRows};
+use crate::lora::{Init, LoraLinear, LoraPlan, LoraTarget};
 use crate::model_parallel::{ModelParallel, WeightPlacement};
 use crate::norm::Norm;
 use crate::quantize::{QuantizedMatrix, QuantizedSource, QuantizedWeights};
-use crate::vocab_parallel::VocabShard;
 
 /// The name of the scalar head's weight in sequence-classification checkpoints.
 pub const SCORE_WEIGHT: &str = "score.weight";
@@ -277,25 +277,6 @@ impl<'a> ModuleBuilder<'a> {
     ) -> Result<Tensor, Error> {
         let initial = Initial::Normal(self.architecture.initializer_range);
         self.parameter(&format!("{name}.weight"), &[rows, width], initial, placement)
-    }
-
-    /// Requests the rows of single tokens that are trained in place of those of the table `name`, if there are
-    /// any. A row has `width` numbers.
-    pub fn token_rows(
-        &mut self,
-        name: &str,
-        width: i64,
-        vocabulary: Option<&VocabShard>,
-    ) -> Result<Option<TokenRows>, Error> {
-        let (vocab_size, names) = (self.architecture.vocab_size, &self.architecture.names);
-        let Some(tokens) = self.lora.and_then(|lora| lora.token_rows(name, names)) else { return Ok(None) };
-        // Each rank uses the rows of the tokens in its part of the table.
-        let placement =
-            vocabulary.map_or(WeightPlacement::Replicate, |_| WeightPlacement::ReplicatePartialGrad);
-        let (name, shape) = (format!("{name}{TOKEN_ROWS}"), [tokens.len() as i64, width]);
-        let values = self.parameter_of(ParameterPart::Adapter, &name, &shape, Initial::Zeros, &placement)?;
-        let local_range = vocabulary.map_or(0..vocab_size, |vocabulary| vocabulary.local_range().clone());
-        Ok(Some(TokenRows::new(values, tokens, vocab_size, &local_range)))
     }
 
     /// Builds a linear layer that is not tensor-parallel and has no bias: every rank holds the full weight.

@@ -95,7 +95,7 @@ impl CausalLm {
         Head {
             weight: self.decoder.head_weight(),
             bias: None,
-            rows: self.decoder.head_rows(),
+            adapter: self.decoder.head_adapter(),
             vocabulary: self.decoder.vocabulary(),
             sequence_group: self.decoder.model_parallel().sequence_group(),
             pipeline: self.decoder.pipeline(),

@@ -29,7 +29,7 @@ use crate::config::Config;
 use crate::forward_context::ForwardContext;
 use crate::linear::Linear;
 use crate::lora::folder::{self, AdapterParameters, AdapterSettings};
-use crate::lora::{LoraPlan, TokenRows};
+use crate::lora::{HeadAdapter, LoraPlan};
 use crate::model_parallel::ModelParallel;
 use crate::norm::Norm;
 use crate::quantize::{Quantization, QuantizedMatrix, QuantizedSource, QuantizedWeights};
@@ -145,8 +145,8 @@ pub struct Decoder {
     final_norm: Option<Norm>,
     project_out: Option<Linear>,
     head: Tensor,
-    /// The rows of single tokens in place of those of `head`.
-    head_rows: Option<TokenRows>,
+    /// The adapter of `head`.
+    head_adapter: Option<HeadAdapter>,
     parameters: Vec<Parameter>,
     /// The part of the model that each parameter belongs to.
     parts: Vec<ParameterPart>,
@@ -226,9 +226,9 @@ impl Decoder {
         &self.head
     }
 
-    /// The rows of single tokens that are trained in place of those of the head's weight.
-    pub fn head_rows(&self) -> Option<&TokenRows> {
-        self.head_rows.as_ref()
+    /// The adapter of the head, if it has one.
+    pub fn head_adapter(&self) -> Option<&HeadAdapter> {
+        self.head_adapter.as_ref()
     }
 
     /// This rank's shard of the vocabulary; `None` if the rank holds the full vocabulary.

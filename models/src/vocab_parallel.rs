@@ -8,7 +8,7 @@ use parallel::ShardSpec;
 use parallel::comm::ProcessGroup;
 use tch::Tensor;
 
-use crate::lora::TokenRows;
+use crate::lora::EmbeddingAdapter;
 use crate::model_parallel::WeightPlacement;
 use crate::tensor_parallel_region::TensorParallelRegion;
 
@@ -89,8 +89,8 @@ pub struct VocabParallelEmbedding {
     /// This rank's rows, `[V, H]`.
     pub(crate) weight: Tensor,
     pub(crate) vocabulary: Option<VocabShard>,
-    /// The rows that are trained in place of some of `weight`.
-    pub(crate) rows: Option<TokenRows>,
+    /// The adapter, if `weight` has one.
+    pub(crate) adapter: Option<EmbeddingAdapter>,
 }
 
 impl VocabParallelEmbedding {
@@ -99,8 +99,8 @@ impl VocabParallelEmbedding {
     pub fn forward(&self, ids: &Tensor, tp_region: &TensorParallelRegion) -> Result<Tensor, parallel::Error> {
         let masked = MaskedIds::new(ids, self.vocabulary.as_ref());
         let mut output = Tensor::embedding(&self.weight, &masked.masked_ids, -1, false, false);
-        if let Some(rows) = &self.rows {
-            output = rows.replace(ids, &output);
+        if let Some(adapter) = &self.adapter {
+            output = adapter.apply(ids, &masked.masked_ids, &output);
         }
         tp_region.reduce_from_region(&masked.zero_masked(output))
     }

@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
+#[path = "lora/adapters.rs"]
+mod adapters;
 #[path = "golden/folder.rs"]
 mod folder;
 #[path = "../../tests/on_mesh/mod.rs"]
@@ -13,9 +15,10 @@ mod outcome;
 use std::path::Path;
 use std::sync::Arc;
 
+use adapters::{adapted, adapter_folder, fill, plan, trunk};
 use folder::{golden_folder, with_aux_loss};
-use models::causal_lm::{CausalLm, LoadOptions};
-use models::lora::{AdapterFile, AdapterFolder, Bias, LoraConfig, LoraPlan, TokenIndices};
+use models::causal_lm::CausalLm;
+use models::lora::{AdapterFile, AdapterFolder, LoraConfig, LoraPlan};
 use models::model_parallel::{ModelParallel, PipelineParallel, SequenceParallel};
 use models::scalar_model::ScalarModel;
 use outcome::{
@@ -25,11 +28,7 @@ use outcome::{
 use parallel::pipeline::ScheduleKind;
 use parallel::safetensors_file::TensorFile;
 use parallel::{Placement, ProcessGroups, Segmented, Transport};
-use tch::{Kind, Tensor, no_grad};
-
-/// Tokens whose rows are trained: the first and the last one among them, and of four ranks that share a
-/// vocabulary of 48, the second has none.
-const TOKENS: [i64; 4] = [47, 7, 0, 30];
+use tch::no_grad;
 
 fn is_bias(name: &str) -> bool {
     name.strip_suffix(".bias").is_some()
@@ -37,63 +36,15 @@ fn is_bias(name: &str) -> bool {
 
 /// The settings of adapters that a model can be tested with, under short names.
 fn kinds_of(model: &str) -> Vec<&'static str> {
-    let has_bias = |model: &CausalLm| model.parameters().iter().any(|one| is_bias(&one.name));
-    let biases = has_bias(&trunk(&golden_folder(model), None)).then_some(["all-biases", "dora-biases"]);
-    ["lora", "rslora", "dora", "rows"].into_iter().chain(biases.into_iter().flatten()).collect()
-}
-
-fn plan(kind: &str) -> Arc<LoraPlan> {
-    let lora = LoraConfig {
-        r: 4,
-        lora_alpha: 6.0,
-        use_rslora: kind == "rslora",
-        use_dora: kind.starts_with("dora"),
-        bias: match kind {
-            "all-biases" => Bias::All,
-            "dora-biases" => Bias::LoraOnly,
-            _ => Bias::None,
-        },
-        trainable_token_indices: (kind == "rows").then(|| TokenIndices::Embedding(TOKENS.to_vec())),
-        ..LoraConfig::default()
-    };
-    let base_hash = Some("0123".to_owned());
-    let file = AdapterFile { lora, base: Some("base".to_owned()), revision: None, base_hash };
-    Arc::new(file.plan("test").unwrap())
-}
-
-fn trunk(folder: &Path, model_parallel: Option<&ModelParallel>) -> CausalLm {
-    CausalLm::load(folder, &LoadOptions { trainable: false, ..options(model_parallel) }).unwrap()
-}
-
-/// Sets all parameters that a model does not share with its trunk to numbers that depend on their names.
-fn fill(model: &CausalLm) {
-    for parameter in model.parameters().iter().filter(|parameter| parameter.tensor.requires_grad()) {
-        let first = f64::from(u32::try_from(parallel::fnv1a(&parameter.name) % 1000).unwrap());
-        let numel = parameter.tensor.numel() as i64;
-        let values = (Tensor::arange(numel, (Kind::Float, tch::Device::Cpu)) + first).sin() * 0.1;
-        let mut tensor = parameter.tensor.detach();
-        no_grad(|| {
-            let values = values.view_as(&tensor);
-            // Magnitudes are near the norms that they begin with.
-            let values =
-                if parameter.name.ends_with("magnitude_vector") { &tensor * (values + 1.0) } else { values };
-            tensor.copy_(&values);
-        });
+    let trunk = trunk(&golden_folder(model), None);
+    let mut kinds = vec!["lora", "rslora", "dora", "rows"];
+    if trunk.parameters().iter().any(|parameter| is_bias(&parameter.name)) {
+        kinds.extend(["all-biases", "dora-biases"]);
     }
-}
-
-/// A folder with a filled adapter of a golden model.
-fn adapter_folder(model: &Path, kind: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let model = trunk(model, None).with_new_adapter(&plan(kind), 3, true).unwrap();
-    fill(&model);
-    model.save(folder.path()).unwrap();
-    folder
-}
-
-/// A model with the adapter of a folder.
-fn adapted(model: &Path, adapter: &Path, model_parallel: Option<&ModelParallel>) -> CausalLm {
-    trunk(model, model_parallel).with_adapter(&mut AdapterFolder::open(adapter).unwrap(), true).unwrap()
+    if !trunk.config().architecture().tie_word_embeddings {
+        kinds.push("tables");
+    }
+    kinds
 }
 
 /// Whether the files of two adapters hold the same tensors, in whatever order.
@@ -214,7 +165,7 @@ fn ranks_with_different_tokens_have_the_gradients_of_the_whole() {
 
 #[test]
 fn ranks_with_different_layers_have_the_losses_gradients_and_replies_of_the_whole() {
-    for name in ["llama-tied", "gpt2", "bloom"] {
+    for name in ["llama", "llama-tied", "gpt2", "bloom"] {
         for kind in kinds_of(name) {
             let (base, folder) = (golden_folder(name), adapter_folder(&golden_folder(name), kind));
             let model = adapted(&base, folder.path(), None);
@@ -352,111 +303,6 @@ fn modules_that_are_trained_whole_are_saved_with_the_adapter() {
     let error = trunk(&golden_folder("llama-tied"), None).with_new_adapter(&plan, 3, true).unwrap_err();
     let error = error.to_string();
     assert!(error.starts_with("run.toml: `modules_to_save` = \"lm_head\" is not supported"), "{error}");
-}
-
-/// Settings with the same rows of the embedding and, if a model does not tie it, of the head.
-fn plan_of_both(model: &CausalLm, tokens: &[i64]) -> Arc<LoraPlan> {
-    let mut plan = (*plan("lora")).clone();
-    plan.train_rows(model.config().architecture(), tokens).unwrap();
-    Arc::new(plan)
-}
-
-/// While the rows equal those of the tables, their gradients are rows of the gradients of the tables.
-#[test]
-fn new_rows_have_the_gradients_of_the_tables_rows() {
-    for name in ["llama", "llama-tied", "gpt2", "opt-after", "neox"] {
-        let base = golden_folder(name);
-        let whole = outcome(&CausalLm::load(&base, &options(None)).unwrap(), false);
-        let trunk = trunk(&base, None);
-        let model = trunk.with_new_adapter(&plan_of_both(&trunk, &TOKENS), 3, true).unwrap();
-        let adapted = outcome(&model, false);
-        assert!(adapted.logits == outcome(&trunk, false).logits, "{name}");
-        let mut tables = 0;
-        for (parameter, rows) in &adapted.gradients {
-            let Some(module) = parameter.strip_suffix(".token_adapter.trainable_tokens_delta") else {
-                continue;
-            };
-            let is_table = |(name, _): &&(String, Vec<f32>)| *name == format!("{module}.weight");
-            let (_, table) = whole.gradients.iter().find(is_table).unwrap();
-            let width = table.len() / 48;
-            let row = |&token: &i64| &table[token as usize * width..][..width];
-            let expected: Vec<f32> = TOKENS.iter().flat_map(row).copied().collect();
-            assert!(expected.iter().any(|&x| x != 0.0), "{name}");
-            close(&format!("{name}: {parameter}"), &expected, rows);
-            tables += 1;
-        }
-        let is_tied = model.config().architecture().tie_word_embeddings;
-        assert_eq!(tables, if is_tied { 1 } else { 2 }, "{name}");
-    }
-}
-
-#[test]
-fn rows_of_an_untied_head_are_split_merged_and_saved_with_the_adapter() {
-    for name in ["llama", "neox"] {
-        let base = golden_folder(name);
-        let trunk = trunk(&base, None);
-        let model = trunk.with_new_adapter(&plan_of_both(&trunk, &TOKENS), 3, true).unwrap();
-        fill(&model);
-        let folder = tempfile::tempdir().unwrap();
-        model.save(folder.path()).unwrap();
-        let file = TensorFile::open(&folder.path().join("adapter_model.safetensors")).unwrap();
-        let names = &model.config().architecture().names;
-        for module in [names.token_embedding, names.head] {
-            let rows = format!("base_model.model.{module}.token_adapter.trainable_tokens_delta");
-            assert_eq!(file.shape(&rows).unwrap()[0], 4, "{name}");
-        }
-
-        let whole = outcome(&model, false);
-        same("loaded again", &whole, &outcome(&adapted(&base, folder.path(), None), true));
-        for size in [2, 4] {
-            on_ranks(size, Transport::Shared, |model_parallel| {
-                let model = adapted(&base, folder.path(), Some(model_parallel));
-                same(&format!("{name} on {size}"), &whole, &outcome(&model, false));
-            });
-        }
-        let merged = model.merge(&options(None)).unwrap();
-        close(name, &whole.logits, &outcome(&merged, false).logits);
-        let decoding = model.for_decoding().unwrap();
-        assert_eq!(written(&model), written(&decoding), "{name}");
-
-        // A reward model has no such head, and neither has its file.
-        let mut adapter = AdapterFolder::open(folder.path()).unwrap();
-        let scores = ScalarModel::with_adapter(&trunk, &mut adapter, Some(4), true).unwrap();
-        let reward = tempfile::tempdir().unwrap();
-        scores.save(reward.path()).unwrap();
-        let settings =
-            AdapterFolder::open(reward.path()).unwrap().file().lora.trainable_token_indices.clone();
-        let modules = match settings {
-            Some(TokenIndices::ByModule(modules)) => modules,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(modules.into_values().collect::<Vec<_>>(), [TOKENS.to_vec()], "{name}");
-        ScalarModel::with_adapter(&trunk, &mut AdapterFolder::open(reward.path()).unwrap(), None, true)
-            .unwrap();
-    }
-}
-
-/// An adapter with rows for tokens that its base does not have belongs to the base with more rows.
-#[test]
-fn rows_of_new_tokens_belong_to_a_grown_vocabulary() {
-    for name in ["llama", "llama-tied"] {
-        let frozen = LoadOptions { trainable: false, ..options(None) };
-        let grown = || CausalLm::load_resized(&golden_folder(name), 51, &frozen).unwrap();
-        let trunk = grown();
-        let lora = plan_of_both(&trunk, &[48, 49, 50]);
-        let model = trunk.with_new_adapter(&lora, 3, true).unwrap();
-        fill(&model);
-        let folder = tempfile::tempdir().unwrap();
-        model.save(folder.path()).unwrap();
-        let again = grown().with_adapter(&mut AdapterFolder::open(folder.path()).unwrap(), true).unwrap();
-        assert_eq!(again.config().vocab_size(), 51);
-        same(name, &outcome(&model, false), &outcome(&again, false));
-
-        let small = self::trunk(&golden_folder(name), None);
-        let error = small.with_new_adapter(&lora, 3, true).unwrap_err().to_string();
-        let words = "test: `trainable_token_indices` = 48 is not supported: the rows of `model.embed_tokens`";
-        assert!(error.starts_with(words), "{error}");
-    }
 }
 
 /// Settings with one name in `modules_to_save`.

@@ -195,13 +195,13 @@ fn ranks_with_different_experts_compute_what_one_computes() {
         let model = adapted(&trunk(name, None, Quantization::Nf4), folder.path());
         let ((loss, gradients), replies) =
             (step_with_experts(&model, &ProcessGroups::single()), written(&model));
+        let all = model.decoder().quantized_weights().len();
         on_every_mesh([1, 2, 2, 1, 1], Transport::Shared, |groups| {
             let model_parallel = ModelParallel {
                 expert_parallel: Some(Arc::clone(groups.expert_parallel())),
                 ..ModelParallel::tensor_parallel_only(groups.tensor_parallel())
             };
             let trunk = trunk(name, Some(&model_parallel), Quantization::Nf4);
-            let all = model.decoder().quantized_weights().len();
             assert!(trunk.decoder().quantized_weights().len() < all, "{name}: experts are divided");
             let model = adapted(&trunk, folder.path());
             let (local_loss, local_grads) = step_with_experts(&model, groups);

@@ -22,7 +22,7 @@ use models::config::Config;
 use models::lora::config::Names;
 use models::lora::folder::ADAPTER_WEIGHTS;
 use models::lora::rebase::{self, CHANGED_MODEL};
-use models::lora::{AdapterFile, AdapterFolder, LoraConfig, LoraPlan, WeightInit};
+use models::lora::{AdapterFile, AdapterFolder, LoraConfig, LoraPlan, TokenIndices, WeightInit};
 use models::quantize::{Quantization, QuantizedMatrix};
 use models::weights::WeightFolder;
 use outcome::{FAMILIES, MOE_FAMILIES, ROWS, flat, options};
@@ -323,7 +323,11 @@ fn what_cannot_be_converted_is_refused_by_name() {
 #[test]
 fn an_unmerged_model_is_the_original() {
     for name in FAMILIES.into_iter().chain(MOE_FAMILIES) {
-        for lora in [settings(false), patterned(true)] {
+        let is_tied = Config::from_folder(&golden_folder(name)).unwrap().architecture().tie_word_embeddings;
+        let with_head = Names::One(".*(proj|dense|query_key_value)|lm_head|embed_out".to_owned());
+        let with_head = LoraConfig { target_modules: with_head, ..settings(false) };
+        let with_head = (!is_tied).then_some(with_head);
+        for lora in [settings(false), patterned(true)].into_iter().chain(with_head) {
             let adapter = trained_folder(&golden_folder(name), lora);
             let [merged, out] = [(); 2].map(|()| tempfile::tempdir().unwrap());
             let model = adapted(&golden_folder(name), adapter.path());
@@ -372,4 +376,10 @@ fn what_cannot_be_unmerged_is_refused_by_name() {
     let saved = Some(vec!["lm_head".to_owned()]);
     let error = refused(LoraConfig { modules_to_save: saved, ..settings(false) });
     assert!(error.contains("`modules_to_save` = [\"lm_head\"] is not supported: the original"), "{error}");
+    let tokens = Some(TokenIndices::Embedding(vec![3, 1]));
+    let error = refused(LoraConfig { trainable_token_indices: tokens, ..settings(false) });
+    assert!(error.contains("`trainable_token_indices` = [3,1] is not supported: the original"), "{error}");
+    let target_modules = Names::Several(vec!["q_proj".to_owned(), "embed_tokens".to_owned()]);
+    let error = refused(LoraConfig { target_modules, ..settings(false) });
+    assert!(error.contains("`model.embed_tokens` must be a module without an adapter"), "{error}");
 }

@@ -111,7 +111,7 @@ pub(crate) struct ParameterCounts {
 /// The adapters of a model that are trained, and what is trained beside them.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct AdapterCounts {
-    /// The linear layers that have an adapter.
+    /// The layers that have an adapter.
     pub(crate) layers: usize,
     /// The lowest and the highest of their ranks.
     pub(crate) ranks: [i64; 2],
@@ -122,9 +122,11 @@ pub(crate) struct AdapterCounts {
 impl AdapterCounts {
     /// Counts what is trained among the parameters of a full model.
     fn of(specs: &[WeightSpec]) -> Option<Self> {
+        const FIRST_MATRICES: [&str; 2] = [".lora_A.weight", ".lora_embedding_A"];
         let trained = || specs.iter().filter(|spec| spec.trainable);
         let ranks = || {
-            let is_first = |spec: &&WeightSpec| spec.parameter.name.ends_with(".lora_A.weight");
+            let is_first =
+                |spec: &&WeightSpec| FIRST_MATRICES.iter().any(|end| spec.parameter.name.ends_with(end));
             trained().filter(is_first).map(|spec| spec.shape[0])
         };
         let others = trained().filter(|spec| !spec.parameter.name.contains(".lora_"));

@@ -12,7 +12,7 @@ use crate::block::Block;
 use crate::builder::{BuiltParameters, ModuleBuilder, ParameterPart, ParameterSource, SCORE_WEIGHT};
 use crate::config::Config;
 use crate::initialize::Initial;
-use crate::lora::TokenRows;
+use crate::lora::{EmbeddingAdapter, HeadAdapter};
 use crate::model_parallel::{self, HeadPartition, ModelParallel, PipelineParallel, WeightPlacement};
 use crate::moe::ExpertPlacement;
 use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
@@ -25,10 +25,7 @@ impl Decoder {
         model_parallel: &ModelParallel,
         source: &mut ParameterSource<'_>,
     ) -> Result<Self, Error> {
-        check_copies(&spec)?;
-        if let Some(lora) = &spec.lora {
-            lora.check_token_rows(spec.config.architecture())?;
-        }
+        check_tables(&spec)?;
         let (head, architecture) = (spec.head, spec.config.architecture().clone());
         let names = &architecture.names;
         let (hidden, width) = (architecture.hidden_size, architecture.embedding_size);
@@ -80,7 +77,7 @@ impl Decoder {
             final_norm,
             project_out,
             head: head.weight,
-            head_rows: head.rows,
+            head_adapter: head.adapter,
             parameters,
             parts,
             lora: spec.lora.map(|plan| LoraModel { plan, adapted, trains_bias }),
@@ -124,6 +121,15 @@ pub fn check_model_parallel(config: &Config, model_parallel: &ModelParallel) -> 
     build_pipeline(architecture, HeadKind::Vocabulary, model_parallel).map(drop)
 }
 
+/// Returns an error for what an adapter cannot train of the embedding and the head of its model.
+fn check_tables(spec: &DecoderSpec) -> Result<(), Error> {
+    check_copies(spec)?;
+    let Some(lora) = &spec.lora else { return Ok(()) };
+    let architecture = spec.config.architecture();
+    lora.check_token_rows(architecture)?;
+    lora.check_table_targets(architecture, spec.head == HeadKind::Vocabulary)
+}
+
 /// Returns an error if a module that is trained whole is tied to one that is not.
 fn check_copies(spec: &DecoderSpec) -> Result<(), Error> {
     let architecture = spec.config.architecture();
@@ -147,8 +153,9 @@ fn token_embedding(
     let placement = model_parallel::shard_evenly(vocab, "tokens of a vocabulary", group)?;
     let vocabulary = VocabShard::new(&placement, group);
     let weight = builder.table(architecture.names.token_embedding, vocab, width, &placement)?;
-    let rows = builder.token_rows(architecture.names.token_embedding, width, vocabulary.as_ref())?;
-    Ok((VocabParallelEmbedding { weight, vocabulary, rows }, placement))
+    let (name, sizes) = (architecture.names.token_embedding, [vocab, width]);
+    let adapter = builder.embedding_adapter(name, sizes, &placement, vocabulary.as_ref())?;
+    Ok((VocabParallelEmbedding { weight, vocabulary, adapter }, placement))
 }
 
 /// The position embedding, for architectures with learned positions.
@@ -207,8 +214,7 @@ fn build_pipeline(
 /// The head of a decoder on this rank.
 struct HeadWeight {
     weight: Tensor,
-    /// The rows of single tokens in place of those of `weight`.
-    rows: Option<TokenRows>,
+    adapter: Option<HeadAdapter>,
     /// The indices of the head's parameters.
     parameters: Vec<usize>,
 }
@@ -225,14 +231,15 @@ fn head_weight(
     let (index, names) = (builder.len(), &architecture.names);
     let (vocab, width) = (architecture.vocab_size, architecture.embedding_size);
     let vocabulary = embedding.vocabulary.as_ref();
-    let (weight, rows) = match head {
+    let (weight, adapter) = match head {
         HeadKind::Vocabulary if architecture.tie_word_embeddings => {
             let embedding_group = builder
                 .model_parallel()
                 .pipeline_parallel
                 .as_ref()
                 .and_then(|layers| layers.embedding_group.clone());
-            let of_embedding = 0..1 + usize::from(embedding.rows.is_some());
+            // An adapter of a tied table is one tensor of rows.
+            let of_embedding = 0..1 + usize::from(embedding.adapter.is_some());
             match embedding_group.filter(|_| is_first != is_last) {
                 // The first stage uses the weight as embedding, the last stage computes logits with it.
                 Some(embedding_group) if is_first => {
@@ -247,17 +254,21 @@ fn head_weight(
                     for index in parameters.clone() {
                         builder.tie_parameter(index, &embedding_group);
                     }
-                    return Ok(HeadWeight { weight, rows, parameters: parameters.collect() });
+                    let (adapter, parameters) = (rows.map(HeadAdapter::Rows), parameters.collect());
+                    return Ok(HeadWeight { weight, adapter, parameters });
                 }
                 None => {}
             }
-            let (weight, rows) = (embedding.weight.shallow_clone(), embedding.rows.as_ref());
+            let weight = embedding.weight.shallow_clone();
+            let rows = embedding.adapter.as_ref().and_then(EmbeddingAdapter::rows);
             let parameters = if is_last { of_embedding.collect() } else { Vec::new() };
-            return Ok(HeadWeight { weight, rows: rows.map(TokenRows::share), parameters });
+            let adapter = rows.map(|rows| HeadAdapter::Rows(rows.share()));
+            return Ok(HeadWeight { weight, adapter, parameters });
         }
         HeadKind::Vocabulary => {
             let weight = builder.table(names.head, vocab, width, vocab_placement)?;
-            (weight, builder.token_rows(names.head, width, vocabulary)?)
+            let sizes = [width, vocab];
+            (weight, builder.head_adapter(names.head, sizes, vocab_placement, vocabulary)?)
         }
         HeadKind::Scalar => {
             let initial = Initial::Normal(((width + 1) as f64).sqrt().recip());
@@ -269,7 +280,7 @@ fn head_weight(
         }
     };
     // They are registered on ranks with the last stage alone.
-    Ok(HeadWeight { weight, rows, parameters: (index..builder.len()).collect() })
+    Ok(HeadWeight { weight, adapter, parameters: (index..builder.len()).collect() })
 }
 
 fn optional<T>(wanted: bool, make: impl FnOnce() -> Result<T, Error>) -> Result<Option<T>, Error> {

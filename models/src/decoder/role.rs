@@ -16,14 +16,15 @@ use super::load::{self, Values, ValuesFn};
 use super::{Decoder, DecoderSpec, HeadKind, LoadOptions, ModelMemory};
 use crate::Error;
 use crate::builder::{ParameterPart, ParameterRequest};
+use crate::lora::embedding_adapter::EMBEDDING_MATRICES;
 use crate::lora::linear::Magnitude;
 use crate::lora::token_rows::TOKEN_ROWS;
-use crate::lora::{AdapterFolder, LoraLinear, LoraPlan, TokenRows};
+use crate::lora::{AdapterFolder, HeadAdapter, LoraLinear, LoraPlan};
 use crate::vocab_parallel::MaskedIds;
 
-/// A decoder with new adapters, whose matrices `B` are zero, and with new rows, which are those of the trunk: it
-/// computes what `trunk` computes. The values depend only on the seed. `options` say whether it is trained; the
-/// rest is as in `trunk`.
+/// A decoder with new adapters, whose matrices `B` are zero, and with new rows of tokens, which equal those
+/// of the trunk: it computes what `trunk` computes. The values depend only on the seed. `options` say whether
+/// it is trained; the rest is as in `trunk`.
 pub(crate) fn with_new_adapter(
     trunk: &Decoder,
     head: HeadKind,
@@ -64,9 +65,39 @@ pub(crate) fn with_adapter(
         let reader = folder.reader(request.name, request.shape, request.placement)?;
         Ok(Values::file(reader, folder.path(), request))
     })?;
-    let has_no_vocabulary = head == HeadKind::Scalar;
-    folder.check_all_used(has_no_vocabulary.then_some(trunk.architecture().names.head))?;
+    let names = &trunk.architecture().names;
+    let (head, unused_head) = match head {
+        HeadKind::Vocabulary => (Some(names.head), None),
+        HeadKind::Scalar => (None, Some(names.head)),
+    };
+    for module in std::iter::once(names.token_embedding).chain(head) {
+        check_saved_table(trunk, folder, module)?;
+    }
+    folder.check_all_used(unused_head)?;
     Ok(decoder)
+}
+
+/// PEFT saves the table of an embedding or a head beside its adapter. Returns an error if the values are
+/// others than those of the trunk, which has them already.
+fn check_saved_table(trunk: &Decoder, folder: &mut AdapterFolder, module: &str) -> Result<(), Error> {
+    let name = format!("{module}.base_layer.weight");
+    if !folder.has(&name) {
+        return Ok(());
+    }
+    let Some(index) = trunk.index_of(&format!("{module}.weight")) else { return folder.mark_remote(&name) };
+    let _weight = HeldWeights::fetch(trunk.residency(), Weights::Parameter(index), Access::Read)?;
+    let table = &trunk.parameters[index];
+    let shape = table.placement.global_shape(&table.tensor.size());
+    let saved = folder.reader(&name, &shape, &table.placement)?.read()?;
+    if saved.to_device(trunk.device()).to_kind(trunk.kind()).equal(&table.tensor.detach()) {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        path: folder.path().display().to_string(),
+        key: name,
+        value: "another table than that of the model".to_owned(),
+        fix: "name the model that the adapter was trained on".to_owned(),
+    })
 }
 
 /// A decoder without adapters that computes what `from` computes.
@@ -78,7 +109,7 @@ pub(crate) fn merge(from: &Decoder, head: HeadKind, options: &LoadOptions) -> Re
             return Ok(Values::Tensor(options.placeholder()));
         }
         let module = request.name.strip_suffix(".weight").unwrap_or(request.name);
-        let is_conv1d = from.architecture().is_conv1d;
+        let is_conv1d = from.architecture().is_conv1d && module != from.architecture().names.head;
         let in_layout = |weight: Tensor| if is_conv1d { weight.tr().contiguous() } else { weight };
         if let Some(matrix) = from.quantized.get(module) {
             let weight = matrix.dense(Kind::Float);
@@ -90,10 +121,8 @@ pub(crate) fn merge(from: &Decoder, head: HeadKind, options: &LoadOptions) -> Re
         }
         let index = shared_index(from, request.name);
         let weight = from.parameters[index].tensor.detach();
-        if let Some((rows, own)) = rows_of(from, module) {
-            let used = [own, index];
-            let _weights = HeldWeights::fetch(from.residency(), Weights::Parameters(&used), Access::Read)?;
-            return Ok(Values::Tensor(rows.merged(&weight)));
+        if let Some(merged) = merged_table(from, module, index)? {
+            return Ok(Values::Tensor(merged));
         }
         let Some((lora, own)) = adapter_of(from, module)? else {
             let _weight = HeldWeights::fetch(from.residency(), Weights::Parameter(index), Access::Read)?;
@@ -105,13 +134,25 @@ pub(crate) fn merge(from: &Decoder, head: HeadKind, options: &LoadOptions) -> Re
     })
 }
 
-/// The trained rows of the table `module`, which this rank holds, and the index of their parameter.
-fn rows_of<'a>(from: &'a Decoder, module: &str) -> Option<(&'a TokenRows, usize)> {
-    let index = from.index_of(&format!("{module}{TOKEN_ROWS}"))?;
+/// The table `module`, which is parameter `index`, with what an adapter changes of the whole embedding, or
+/// of single rows. `None` if there is no such adapter of this module.
+fn merged_table(from: &Decoder, module: &str, index: usize) -> Result<Option<Tensor>, Error> {
+    let own = [TOKEN_ROWS].into_iter().chain(EMBEDDING_MATRICES);
+    let own = own.filter_map(|end| from.index_of(&format!("{module}{end}")));
+    let used: Vec<usize> = std::iter::once(index).chain(own).collect();
+    if used.len() == 1 {
+        return Ok(None);
+    }
+    let _weights = HeldWeights::fetch(from.residency(), Weights::Parameters(&used), Access::Read)?;
+    let table = from.parameters[index].tensor.detach();
     // The last stage of a pipeline has a head that is tied to the embedding of the first one.
-    let is_embedding = module == from.architecture().names.token_embedding && from.owns_segment(0);
-    let rows = if is_embedding { &from.token_embedding.rows } else { &from.head_rows };
-    Some((rows.as_ref()?, index))
+    if module == from.architecture().names.token_embedding && from.owns_segment(0) {
+        return Ok(from.token_embedding.adapter.as_ref().map(|adapter| adapter.merged(&table)));
+    }
+    Ok(match &from.head_adapter {
+        Some(HeadAdapter::Rows(rows)) => Some(rows.merged(&table)),
+        Some(HeadAdapter::Product(_)) | None => None,
+    })
 }
 
 /// The adapter of the linear layer `module` and the indices of its parameters, if it has one.
@@ -241,8 +282,8 @@ fn new_values(trunk: &Decoder, request: &ParameterRequest<'_>, seed: u64) -> Res
     }
 }
 
-/// The rows of `tokens` in the table `module` of a trunk, `[n, H]`, fp32. The ranks that share the table call it
-/// together.
+/// The rows of `tokens` in the table `module` of a trunk, `[n, H]`, fp32. The ranks that share the table call
+/// it together.
 fn table_rows(trunk: &Decoder, module: &str, tokens: &[i64]) -> Result<Tensor, Error> {
     let index = shared_index(trunk, &format!("{module}.weight"));
     let _weight = HeldWeights::fetch(trunk.residency(), Weights::Parameter(index), Access::Read)?;

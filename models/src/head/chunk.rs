@@ -10,8 +10,8 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::Error;
 use crate::linear::few_rows_linear;
-use crate::lora::TokenRows;
-use crate::lora::token_rows::RowDifferences;
+use crate::lora::HeadAdapter;
+use crate::lora::head_adapter::Addition;
 use crate::model_parallel::needs_grad;
 use crate::tensor_parallel_region::TokenPartition;
 use crate::vocab_parallel::{MaskedIds, VocabShard};
@@ -40,8 +40,8 @@ pub struct Head<'a> {
     pub weight: &'a Tensor,
     /// `[V]`.
     pub bias: Option<&'a Tensor>,
-    /// The rows of single tokens that take the place of those in `weight`.
-    pub rows: Option<&'a TokenRows>,
+    /// The adapter, if `weight` has one.
+    pub adapter: Option<&'a HeadAdapter>,
     /// This rank's shard of the vocabulary; `None` if the rank holds all of it.
     pub vocabulary: Option<&'a VocabShard>,
     /// The ranks that split the rows in a pass with gradients; `None` if the rows are not split.
@@ -75,7 +75,7 @@ impl<'a> Head<'a> {
         Self {
             weight,
             bias,
-            rows: None,
+            adapter: None,
             vocabulary: None,
             sequence_group: None,
             pipeline: None,
@@ -107,8 +107,8 @@ impl<'a> Head<'a> {
         let _weights = self.hold()?;
         let mut local_logits = few_rows_linear(hidden, self.weight, self.bias)
             .unwrap_or_else(|| hidden.linear(self.weight, self.bias));
-        if let Some(rows) = self.row_differences() {
-            local_logits = rows.add_to(local_logits, hidden);
+        if let Some(addition) = self.addition() {
+            local_logits = addition.add_to(local_logits, hidden);
         }
         match self.vocabulary {
             None => Ok(local_logits),
@@ -117,13 +117,13 @@ impl<'a> Head<'a> {
     }
 
     pub(super) fn inputs<'h>(&'h self, hidden: &'h Tensor) -> Vec<&'h Tensor> {
-        let rows = self.rows.map(TokenRows::values);
-        [Some(hidden), Some(self.weight), self.bias, rows].into_iter().flatten().collect()
+        let adapter = self.adapter.into_iter().flat_map(HeadAdapter::tensors);
+        [Some(hidden), Some(self.weight), self.bias].into_iter().flatten().chain(adapter).collect()
     }
 
-    /// What the rows add to the logits; `None` if no token of this rank has a row.
-    fn row_differences(&self) -> Option<RowDifferences> {
-        self.rows.and_then(|rows| rows.differences(self.weight))
+    /// What the adapter adds to the logits; `None` if it adds nothing on this rank.
+    fn addition(&self) -> Option<Addition> {
+        self.adapter.and_then(|adapter| adapter.addition(self.weight))
     }
 
     /// Whether a gradient is needed for any input.
@@ -154,13 +154,13 @@ impl<'a> Head<'a> {
         Some(TokenPartition(vec![Arc::clone(group)]))
     }
 
-    /// The head without its autograd graph, for a backward pass that outlives the borrow. The caller holds the
-    /// weights.
+    /// The head without its autograd graph, for a backward pass that outlives the borrow. The caller holds
+    /// the weights.
     pub(super) fn detach(&self) -> DetachedHead {
         DetachedHead {
             weight: self.weight.detach(),
             bias: self.bias.map(Tensor::detach),
-            rows: no_grad(|| self.row_differences()),
+            addition: no_grad(|| self.addition()),
             vocabulary: self.vocabulary.cloned(),
         }
     }
@@ -186,15 +186,15 @@ pub(crate) fn chunk_rows(vocab_size: i64, device: Device) -> i64 {
 pub(super) struct DetachedHead {
     pub(super) weight: Tensor,
     pub(super) bias: Option<Tensor>,
-    rows: Option<RowDifferences>,
+    addition: Option<Addition>,
     pub(super) vocabulary: Option<VocabShard>,
 }
 
 impl DetachedHead {
     pub(super) fn logits(&self, hidden: &Tensor, temperature: f64) -> Tensor {
         let mut logits = hidden.linear(&self.weight, self.bias.as_ref());
-        if let Some(rows) = &self.rows {
-            logits = rows.add_to(logits, hidden);
+        if let Some(addition) = &self.addition {
+            logits = addition.add_to(logits, hidden);
         }
         logits = logits.to_kind(Kind::Float);
         if temperature != 1.0 {
@@ -309,9 +309,9 @@ pub(super) struct HeadGrads {
     hidden: Option<Tensor>,
     weight: Option<Tensor>,
     bias: Option<Tensor>,
-    rows: Option<Tensor>,
+    /// For each trained tensor of the adapter.
+    adapter: Vec<Option<Tensor>>,
     has_bias: bool,
-    has_rows: bool,
 }
 
 impl HeadGrads {
@@ -319,13 +319,13 @@ impl HeadGrads {
         let zeros = |tensor: &Tensor, kind| {
             (wanted && tensor.requires_grad()).then(|| Tensor::zeros(tensor.size(), (kind, tensor.device())))
         };
+        let adapter = head.adapter.into_iter().flat_map(HeadAdapter::tensors);
         Self {
             hidden: zeros(hidden, hidden.kind()),
             weight: zeros(head.weight, Kind::Float),
             bias: head.bias.and_then(|bias| zeros(bias, Kind::Float)),
-            rows: head.rows.and_then(|rows| zeros(rows.values(), Kind::Float)),
+            adapter: adapter.map(|tensor| zeros(tensor, Kind::Float)).collect(),
             has_bias: head.bias.is_some(),
-            has_rows: head.rows.is_some(),
         }
     }
 
@@ -335,8 +335,8 @@ impl HeadGrads {
         let narrow = grad_logits.to_kind(kind);
         if let Some(hidden) = &mut self.hidden {
             let of_table = narrow.matmul(&head.weight);
-            let grad = match &head.rows {
-                Some(rows) => rows.hidden_grad(&of_table, grad_logits),
+            let grad = match &head.addition {
+                Some(addition) => addition.hidden_grad(&of_table, grad_logits),
                 None => of_table,
             };
             hidden.narrow(0, start, rows.size()[0]).copy_(&grad);
@@ -351,20 +351,21 @@ impl HeadGrads {
         if let Some(bias) = &mut self.bias {
             let _ = bias.g_add_(&grad_logits.sum_dim_intlist(0, false, Kind::Float));
         }
-        if let (Some(sum), Some(own)) = (&mut self.rows, &head.rows) {
-            own.add_grad(sum, rows, grad_logits);
+        if let Some(addition) = head.addition.as_ref().filter(|_| self.adapter.iter().all(Option::is_some)) {
+            let mut sums: Vec<&mut Tensor> = self.adapter.iter_mut().flatten().collect();
+            addition.add_grads(&mut sums, rows, grad_logits);
         }
     }
 
     pub(super) fn into_grads(self) -> Vec<Option<Tensor>> {
-        let (bias, rows) = (self.has_bias.then_some(self.bias), self.has_rows.then_some(self.rows));
-        [Some(self.hidden), Some(self.weight), bias, rows].into_iter().flatten().collect()
+        let bias = self.has_bias.then_some(self.bias);
+        [Some(self.hidden), Some(self.weight), bias].into_iter().flatten().chain(self.adapter).collect()
     }
 
     /// Multiplies the gradients by `factor`, in place because the weight's gradient is as large as the head.
     pub(super) fn scaled(mut self, factor: &Tensor) -> Vec<Option<Tensor>> {
-        let all = [&mut self.hidden, &mut self.weight, &mut self.bias, &mut self.rows];
-        for tensor in all.into_iter().flatten() {
+        let own = [&mut self.hidden, &mut self.weight, &mut self.bias];
+        for tensor in own.into_iter().chain(&mut self.adapter).flatten() {
             let _ = no_grad(|| tensor.g_mul_(factor));
         }
         self.into_grads()

@@ -260,17 +260,18 @@ impl LoraPlan {
         refused(&self.origin, "modules_to_save", format!("{module:?}"), fix)
     }
 
-    /// The adapter of the linear layer `module`, a full name, which lies in block `layer` if in any.
+    /// The adapter of the linear layer `module`, a full name, which lies in block `layer` if in any. The head
+    /// and the routers of experts are only targets by their names.
     pub fn target(
         &self,
         module: &str,
         layer: Option<usize>,
-        is_router: bool,
+        by_name_only: bool,
     ) -> Result<Option<LoraTarget>, Error> {
         let blocks = self.config().layers_to_transform.as_ref();
         let is_in_block = blocks.is_none_or(|blocks| layer.is_some_and(|layer| blocks.contains(&layer)));
         let is_target = match &self.targets {
-            Matcher::AllLinear => !is_router,
+            Matcher::AllLinear => !by_name_only,
             matcher => self.matches(matcher, module)?,
         };
         let is_excluded = match &self.excluded {

@@ -4,8 +4,9 @@
 //! `...q_proj.lora_A.weight` `[r, in]`, `...q_proj.lora_B.weight` `[out, r]`,
 //! `...q_proj.lora_magnitude_vector` `[out]`, and `....weight` of a module that was trained whole. A trained
 //! bias is called `...q_proj.base_layer.bias` if its layer has an adapter, otherwise `....bias`. The rows of
-//! single tokens are called `...embed_tokens.token_adapter.trainable_tokens_delta` `[n, H]`. The metadata
-//! of the file have the hash of the weights that the adapter was trained on.
+//! single tokens are called `...embed_tokens.token_adapter.trainable_tokens_delta` `[n, H]`, the matrices of
+//! an adapter of the embedding `...embed_tokens.lora_embedding_A` `[r, V]` and `....lora_embedding_B`
+//! `[H, r]`. The metadata of the file have the hash of the weights that the adapter was trained on.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -20,6 +20,7 @@ use parallel::{Parameter, Placement};
 use tch::{Device, Kind, Tensor};
 
 use super::config::{AdapterFile, LoraPlan, LoraTarget};
+use super::embedding_adapter::EMBEDDING_MATRICES;
 use super::folder::{self, AdapterFolder, AdapterParameters, AdapterSettings};
 use super::init::WeightInit;
 use super::linear::LoraLinear;
@@ -155,8 +156,9 @@ type FactorsFn<'a> = dyn FnMut(&str, LoraTarget, &Tensor) -> Result<[Tensor; 2],
 /// The linear layers of a model that have an adapter.
 struct AdaptedLayers {
     targets: BTreeMap<String, LoraTarget>,
-    /// Whether weights lie as `[in, out]`.
+    /// Whether weights lie as `[in, out]`, but for that of the head.
     is_conv1d: bool,
+    head: &'static str,
 }
 
 impl AdaptedLayers {
@@ -164,12 +166,20 @@ impl AdaptedLayers {
         let architecture = config.architecture();
         let mut targets = BTreeMap::new();
         for spec in own_specs(config, head, plan)? {
+            if let Some(module) = spec.parameter.name.strip_suffix(EMBEDDING_MATRICES[0]) {
+                let expected = "a module without an adapter, because those of linear layers alone are moved";
+                return Err(plan.misfit(
+                    module,
+                    expected.to_owned(),
+                    "an adapter of the embedding".to_owned(),
+                ));
+            }
             if let Some(module) = spec.parameter.name.strip_suffix(A) {
                 let scaling = plan.scaling_of(module, architecture.names.layers)?;
                 targets.insert(module.to_owned(), LoraTarget { r: spec.shape[0], scaling });
             }
         }
-        Ok(Self { targets, is_conv1d: architecture.is_conv1d })
+        Ok(Self { targets, is_conv1d: architecture.is_conv1d, head: architecture.names.head })
     }
 
     fn names(&self) -> Vec<String> {
@@ -180,10 +190,11 @@ impl AdaptedLayers {
     fn subtract(&self, name: &str, values: Tensor, factors: &mut FactorsFn<'_>) -> Result<Tensor, Error> {
         let layer = name.strip_suffix(".weight").and_then(|module| self.targets.get_key_value(module));
         let Some((module, &target)) = layer else { return Ok(values) };
-        let weight = if self.is_conv1d { values.tr() } else { values }.to_kind(Kind::Float);
+        let is_conv1d = self.is_conv1d && module != self.head;
+        let weight = if is_conv1d { values.tr() } else { values }.to_kind(Kind::Float);
         let [a, b] = factors(module, target, &weight)?;
         let difference = LoraLinear { a, b, scaling: -target.scaling, magnitude: None }.merged(&weight)?;
-        Ok(if self.is_conv1d { difference.tr() } else { difference })
+        Ok(if is_conv1d { difference.tr() } else { difference })
     }
 }
 

@@ -1,5 +1,6 @@
-//! Which rows of single tokens an adapter trains of a model: those that `trainable_token_indices` names, as
-//! PEFT reads the setting, and what a model cannot have of it.
+//! What an adapter trains of the tables of a model, its token embedding and its head: the rows that
+//! `trainable_token_indices` names, as PEFT reads the setting, or low-rank products beside tables that are
+//! not tied.
 //!
 //! A list names rows of the token embedding. If the model ties its head to the embedding, both have one
 //! table, and one copy of the rows. Of an untied model, the rows of the head are trained only if they are
@@ -7,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::config::{LoraConfig, LoraPlan, refused};
+use super::config::{LoraConfig, LoraPlan, LoraTarget, refused};
 use super::module_names::ends_with;
 use super::token_rows::TokenIndices;
 use crate::Error;
@@ -23,6 +24,38 @@ impl LoraPlan {
                 entry.map(|(_, tokens)| tokens.as_slice())
             }
         }
+    }
+
+    /// The low-rank adapter of `module`, the token embedding or the head, which `all-linear` does not name.
+    pub(crate) fn table_target(&self, module: &str) -> Result<Option<LoraTarget>, Error> {
+        self.target(module, None, true)
+    }
+
+    /// Returns an error for a low-rank adapter that the embedding or the head cannot have. Without
+    /// `has_head`, the model has no vocabulary head.
+    pub(crate) fn check_table_targets(
+        &self,
+        architecture: &Architecture,
+        has_head: bool,
+    ) -> Result<(), Error> {
+        let Names { token_embedding, head, .. } = architecture.names;
+        for module in std::iter::once(token_embedding).chain(has_head.then_some(head)) {
+            if self.table_target(module)?.is_none() {
+                continue;
+            }
+            let fix = if architecture.tie_word_embeddings && has_head {
+                "the model ties its embedding and its head, and an adapter of one would leave the other \
+                 behind: leave it out"
+            } else if self.config().use_dora {
+                "an embedding or a head has no magnitudes: leave it out, or leave out `use_dora`"
+            } else if self.token_rows(module, &architecture.names).is_some() {
+                "`trainable_token_indices` trains rows of it: name it in one of the two settings"
+            } else {
+                continue;
+            };
+            return Err(refused(&self.origin, "target_modules", format!("{module:?}"), fix));
+        }
+        Ok(())
     }
 
     /// Returns an error for rows that a model does not have, or does not train alone.
@@ -99,8 +132,9 @@ impl LoraPlan {
         refused(&self.origin, "trainable_token_indices", value, fix)
     }
 
-    /// The token embedding of a model and its head, if that is not tied, as far as neither the whole module
-    /// is trained nor the rows of all `tokens`. Returns an error if `modules_to_save` cannot be followed.
+    /// The token embedding of a model and its head, if that is not tied, as far as none of these is trained:
+    /// the whole module, a low-rank adapter of it, the rows of all `tokens`. Returns an error if
+    /// `modules_to_save` cannot be followed.
     pub fn modules_without_rows(
         &self,
         architecture: &Architecture,
@@ -112,7 +146,8 @@ impl LoraPlan {
         for module in std::iter::once(names.token_embedding).chain(head) {
             let trained = self.token_rows(module, names).unwrap_or_default();
             let lacks_one = tokens.iter().any(|token| !trained.contains(token));
-            if lacks_one && !self.trains_whole(module, names.layers)? {
+            let has_product = matches!(self.table_target(module), Ok(Some(_)));
+            if lacks_one && !has_product && !self.trains_whole(module, names.layers)? {
                 lacking.push(module);
             }
         }
@@ -235,21 +270,24 @@ mod tests {
     fn new_tokens_get_rows_where_they_have_none() {
         let [tied, untied] = [true, false].map(architecture);
         let mut plan = plan("null");
-        plan.train_rows(&tied, &[]);
+        plan.train_rows(&tied, &[]).unwrap();
         assert_eq!(plan.config().trainable_token_indices, None);
-        plan.train_rows(&tied, &[8, 9]);
+        plan.train_rows(&tied, &[8, 9]).unwrap();
         assert_eq!(rows(&plan), [Some(&[8, 9][..]), None]);
-        assert_eq!(plan.modules_without_rows(&untied, &[9]), ["lm_head"]);
-        plan.train_rows(&untied, &[9]);
+        assert_eq!(plan.modules_without_rows(&untied, &[9]).unwrap(), ["lm_head"]);
+        plan.train_rows(&untied, &[9]).unwrap();
         assert_eq!(rows(&plan), [Some(&[8, 9][..]), Some(&[9][..])]);
 
         let mut plan = self::plan("[9, 2]");
-        plan.train_rows(&untied, &[8, 9]);
+        plan.train_rows(&untied, &[8, 9]).unwrap();
         assert_eq!(rows(&plan), [Some(&[9, 2, 8][..]), Some(&[8, 9][..])]);
         let mut plan = self::plan(r#"{"model.embed_tokens": [1]}, "modules_to_save": ["lm_head"]"#);
-        plan.train_rows(&untied, &[8]);
+        plan.train_rows(&untied, &[8]).unwrap();
         assert_eq!(rows(&plan), [Some(&[1, 8][..]), None]);
-        assert!(plan.modules_without_rows(&untied, &[8]).is_empty());
+        assert!(plan.modules_without_rows(&untied, &[8]).unwrap().is_empty());
+        let mut plan = self::plan(r#"null, "target_modules": ["lm_head", "q_proj"]"#);
+        plan.train_rows(&untied, &[8]).unwrap();
+        assert_eq!(rows(&plan), [Some(&[8][..]), None]);
     }
 
     #[test]
