@@ -99,10 +99,11 @@ impl<'a> ActivationMemory<'a> {
         let logits = rows * vocabulary;
         // First logits and log-probabilities are there, later the gradients of the logits, and of hidden
         // states or weights. In bf16 the gradients are in both dtypes.
-        let grads = if self.element_bytes == 4 {
-            4 * logits + 4 * rows * width
-        } else {
-            (4 + self.element_bytes) * (logits + rows.max(weight_rows) * width)
+        let element = self.element_bytes;
+        let grads = match (element, is_trained) {
+            (4, _) => 4 * logits + 4 * rows * width,
+            (_, true) => (4 + element) * (logits + rows.max(vocabulary) * width),
+            (_, false) => (4 + element) * logits + element * rows * width,
         };
         [kept, kept + grads.max(2 * 4 * logits)]
     }
