@@ -57,7 +57,7 @@ fn replies_are_the_same_in_every_command() {
         let line = format!(
             "generate --model model --raw --prompt hello --max-new-tokens 12 --temperature 0 --ignore-eos {flags}"
         );
-        scratch.run(&line).json()["text"].as_str().unwrap().to_owned()
+        scratch.run(line.trim_end()).json()["text"].as_str().unwrap().to_owned()
     };
     let text = generated("--quantize nf4");
     assert_ne!(text, generated(""), "the prompt does not tell the models apart");
@@ -79,14 +79,14 @@ fn results_of_other_numbers_are_kept_apart() {
     let eval = "eval --model life/ppo/final --tasks world --data life --limit 4 --output out";
     scratch.run(eval).succeeds();
     scratch.run(&format!("{eval} --quantize int8")).fails(2, &["other dtype", "--force"]);
-    let quantised = eval.replace("out", "other");
-    scratch.run(&format!("{quantised} --quantize int8")).succeeds();
+    let quantised = eval.strip_suffix("out").unwrap();
+    scratch.run(&format!("{quantised}other --quantize int8")).succeeds();
     let digest = |out: &str| scratch.read(&format!("{out}/results.json"));
     assert_ne!(digest("out"), digest("other"));
 
     let rm = "eval rm --model life/rm/final --data life/data/preference.parquet --limit 4";
     let accuracy = |out: &str, flags: &str| {
-        scratch.run(&format!("{rm} --output {out} {flags}")).succeeds();
+        scratch.run(format!("{rm} --output {out} {flags}").trim_end()).succeeds();
         scratch.read(&format!("{out}/samples.jsonl"))
     };
     assert_ne!(accuracy("rm", ""), accuracy("rm-int8", "--quantize int8"));

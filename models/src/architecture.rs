@@ -213,6 +213,18 @@ pub struct Names {
     pub head: &'static str,
 }
 
+impl Names {
+    /// The names that the files of a model may give to the parameter `name`, the usual one first.
+    pub(crate) fn spellings(&self, name: &str) -> Vec<String> {
+        let mut spellings = vec![name.to_owned()];
+        spellings.extend(name.strip_prefix(self.prefix).map(str::to_owned));
+        if name == format!("{}.weight", self.head) {
+            spellings.push("lm_head.weight".to_owned());
+        }
+        spellings
+    }
+}
+
 impl Architecture {
     /// The number of query heads that share one key-value head.
     pub fn heads_per_kv(&self) -> i64 {

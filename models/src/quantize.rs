@@ -2,11 +2,13 @@
 //! 2305.14314).
 //!
 //! ```text
+//!   kind     the two kinds of codes
 //!   nf4      four bits: quantiles of the normal distribution, with a scale for 64 numbers
 //!   scales   those scales in eight bits
 //!   int8     eight bits, with a scale for each row
 //!   matrix   the weight of one linear layer on one rank
 //!   stored   the codes in the files of a model folder, as bitsandbytes saves them
+//!   source   where a model that is built gets its codes
 //!   folder   such folders are written, and made numbers again
 //! ```
 //! Codes, scales and the numbers they stand for are those of bitsandbytes, bit for bit. Embeddings, norms,
@@ -14,10 +16,14 @@
 
 pub mod folder;
 pub mod int8;
+pub mod kind;
 pub mod matrix;
 pub mod nf4;
 pub mod scales;
 pub(crate) mod settings;
+pub mod source;
 pub mod stored;
 
-pub use matrix::{MatrixCodes, Quantization, QuantizedMatrix, QuantizedSource, QuantizedWeights};
+pub use kind::Quantization;
+pub use matrix::{MatrixCodes, QuantizedMatrix, QuantizedWeights};
+pub use source::QuantizedSource;

@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 use crate::Error;
 use crate::causal_lm::refuse_reward_model;
 use crate::config::Config;
-use crate::decoder::load::{self, check_finite, check_tied_head, is_ignorable, spellings};
+use crate::decoder::load::{self, check_finite, check_tied_head, is_ignorable};
 use crate::decoder::{DecoderSpec, HeadKind, LoadOptions};
 use crate::quantize::stored::StoredCodes;
 use crate::quantize::{Quantization, QuantizedMatrix};
@@ -46,7 +46,7 @@ impl StoredModel {
             |module: &str| [names.token_embedding, names.position_embedding, names.head].contains(&module);
         let mut tensors = Vec::new();
         for (name, shape) in parameters(&config)? {
-            let (all, spellings) = (Placement::Replicate, spellings(&names, &name));
+            let (all, spellings) = (Placement::Replicate, names.spellings(&name));
             let module = name.strip_suffix(".weight");
             let layer = module.filter(|module| shape.len() == 2 && !is_table(module));
             if codes.as_ref().zip(layer).is_some_and(|(codes, layer)| codes.has(layer)) {

@@ -85,7 +85,7 @@ pub(crate) fn from_folder(
         if let (SCORE_WEIGHT, Some(seed)) = (request.name, score_seed) {
             return Ok(Values::Tensor(initial_values(request, seed)));
         }
-        let spellings = spellings(&names, request.name);
+        let spellings = names.spellings(request.name);
         if !request.is_local {
             files.mark_remote(&spellings)?;
             return Ok(Values::Tensor(options.placeholder()));
@@ -100,7 +100,7 @@ pub(crate) fn from_folder(
     })?;
 
     for layer in decoder.quantized_weights().keys() {
-        files.mark_remote(&spellings(&names, &format!("{layer}.weight")))?;
+        files.mark_remote(&names.spellings(&format!("{layer}.weight")))?;
     }
     let is_companion = |name: &str| codes.as_ref().is_some_and(|codes| codes.is_companion(name));
     files.check_all_used(|name| is_ignorable(name) || is_companion(name))?;
@@ -118,16 +118,6 @@ fn held_as_stored(config: &Config, options: &LoadOptions) -> Result<LoadOptions,
         }),
         (stored, wanted) => Ok(LoadOptions { quantize: stored.or(wanted), ..options.clone() }),
     }
-}
-
-/// The names that the files of a model may give to a parameter, the usual one first.
-pub(crate) fn spellings(names: &Names, name: &str) -> Vec<String> {
-    let mut spellings = vec![name.to_owned()];
-    spellings.extend(name.strip_prefix(names.prefix).map(str::to_owned));
-    if name == format!("{}.weight", names.head) {
-        spellings.push("lm_head.weight".to_owned());
-    }
-    spellings
 }
 
 /// Returns an error if the files have a head that differs from the embedding to which it is tied.

@@ -12,7 +12,8 @@ use parallel::upload;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::matrix::{MatrixCodes, Quantization};
+use super::kind::Quantization;
+use super::matrix::MatrixCodes;
 use super::nf4::{BLOCK, BOOK};
 use super::scales::{self, NESTED_BLOCK};
 use super::settings;
@@ -59,7 +60,7 @@ pub fn quantize(model: &Path, quantization: Quantization, out: &Path) -> Result<
     }
     let kind = parts.values().next().map_or(Kind::Float, |(weight, _)| weight.kind);
     let mut config = stored.config().clone();
-    config.set(settings::KEY, settings::to_json(quantization, kind))?;
+    config.set(settings::KEY, settings::to_json(quantization, dtype_name(kind)))?;
 
     let mut last: Option<(String, MatrixCodes)> = None;
     weights::save_each(out, &config, &specs, |spec| {

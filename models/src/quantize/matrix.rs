@@ -11,71 +11,15 @@ use std::sync::Arc;
 use parallel::comm::{ProcessGroup, Reduction};
 use parallel::kernels::quantized::{self, BlockScales, CodeKind, Codes};
 use parallel::{Placement, upload};
-use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::int8::{self, Int8};
+use super::kind::Quantization;
 use super::nf4::{self, BLOCK, Nf4, Nf4Quantizer};
 use super::scales::NESTED_BLOCK;
-use super::stored::StoredCodes;
 
 /// The numbers that are quantised at a time, in whole blocks.
 const PIECE_NUMBERS: i64 = 1 << 20;
-
-/// How the weights of linear layers are held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Quantization {
-    /// Four bits a number, blocks of 64 with a scale, and scales of eight bits.
-    Nf4,
-    /// Eight bits a number, and a scale for each output.
-    Int8,
-}
-
-impl Quantization {
-    /// The name in a run file.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Nf4 => "nf4",
-            Self::Int8 => "int8",
-        }
-    }
-
-    /// The bytes of a number with its part of the scales, of a large matrix.
-    pub fn bytes_per_number(self) -> f64 {
-        let (block, nested) = (BLOCK as f64, NESTED_BLOCK as f64);
-        match self {
-            Self::Nf4 => 0.5 + (1.0 + 4.0 / nested) / block,
-            Self::Int8 => 1.0,
-        }
-    }
-}
-
-/// Where a model gets its quantised weights.
-#[derive(Clone, Debug)]
-pub enum QuantizedSource {
-    /// It quantises them when it has read them.
-    Read(Quantization),
-    /// It reads their codes. Layers that have none in the files stay as they are.
-    Stored(Arc<StoredCodes>),
-    /// It gets none: only their sizes are wanted.
-    Sizes(Quantization),
-    /// It gets none, but the sizes of those that have codes in the files.
-    StoredSizes(Arc<StoredCodes>),
-    /// It shares those of another model.
-    Shared(QuantizedWeights),
-}
-
-impl QuantizedSource {
-    /// Whether the weight of a linear layer is held in codes.
-    pub(crate) fn holds(&self, layer: &str) -> bool {
-        match self {
-            Self::Read(_) | Self::Sizes(_) => true,
-            Self::Stored(codes) | Self::StoredSizes(codes) => codes.has(layer),
-            Self::Shared(weights) => weights.contains_key(layer),
-        }
-    }
-}
 
 /// The codes of a whole matrix.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,11 +2,9 @@
 //! bitsandbytes.
 
 use serde_json::{Value, json};
-use tch::Kind;
 
-use super::Quantization;
+use super::kind::Quantization;
 use crate::Error;
-use crate::config::dtype_name;
 use crate::fields::Fields;
 
 /// The key in `config.json`.
@@ -50,13 +48,13 @@ fn check_nf4(settings: &Fields<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The value of [`KEY`] for a model whose matrices were numbers of `kind`.
-pub(crate) fn to_json(quantization: Quantization, kind: Kind) -> Value {
+/// The value of [`KEY`] for a model whose matrices were numbers of `dtype`, a name of torch.
+pub(crate) fn to_json(quantization: Quantization, dtype: &str) -> Value {
     let is_nf4 = quantization == Quantization::Nf4;
     json!({
         "_load_in_4bit": is_nf4,
         "_load_in_8bit": !is_nf4,
-        "bnb_4bit_compute_dtype": dtype_name(kind),
+        "bnb_4bit_compute_dtype": dtype,
         "bnb_4bit_quant_storage": "uint8",
         "bnb_4bit_quant_type": if is_nf4 { "nf4" } else { "fp4" },
         "bnb_4bit_use_double_quant": is_nf4,
@@ -86,7 +84,7 @@ mod tests {
     #[test]
     fn what_bitsandbytes_saves_is_known() {
         for quantization in [Quantization::Nf4, Quantization::Int8] {
-            let settings = to_json(quantization, Kind::BFloat16).to_string();
+            let settings = to_json(quantization, "bfloat16").to_string();
             assert_eq!(with(&settings).unwrap(), Some(quantization));
         }
         assert_eq!(with("null").unwrap(), None);

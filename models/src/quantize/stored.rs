@@ -22,13 +22,13 @@ use parallel::safetensors_file::TensorFile;
 use serde_json::{Map, Value, json};
 
 use super::int8::Int8;
-use super::matrix::{MatrixCodes, Quantization};
+use super::kind::Quantization;
+use super::matrix::MatrixCodes;
 use super::nf4::{self, BLOCK, Nf4};
 use super::scales::{NESTED_BLOCK, Scales};
 use crate::Error;
 use crate::architecture::Names;
 use crate::config::Config;
-use crate::decoder::load::spellings;
 use crate::fields::Fields;
 use crate::weights::WeightFolder;
 
@@ -177,7 +177,7 @@ impl StoredCodes {
     /// The name of a layer's weight in the files, whether they have it or not.
     fn weight_of(&self, layer: &str) -> String {
         let name = format!("{layer}.weight");
-        spellings(&self.names, &name).into_iter().find(|name| self.file(name).is_some()).unwrap_or(name)
+        self.names.spellings(&name).into_iter().find(|name| self.file(name).is_some()).unwrap_or(name)
     }
 
     fn is_code(&self, name: &str) -> bool {
