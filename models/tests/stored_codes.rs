@@ -99,7 +99,7 @@ fn the_numbers_of_codes_are_a_model_that_computes_the_same() {
 /// A folder has the codes that reading makes of the numbers, on one rank and on two.
 #[test]
 fn a_folder_of_codes_is_the_model_that_is_quantised_while_it_is_read() {
-    for name in ["llama", "llama-tied", "llama-biases", "gpt2", "opt", "neox", "bloom"] {
+    for name in ["llama", "llama-tied", "llama-biases", "gpt2", "opt", "neox", "bloom", "mixtral"] {
         for quantization in QUANTIZATIONS {
             let (golden, out) = (golden_folder(name), tempfile::tempdir().unwrap());
             quantize(&golden, quantization, out.path()).unwrap();

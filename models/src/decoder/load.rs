@@ -407,8 +407,6 @@ fn check_quantize(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     let memory = options.memory.as_ref();
     let fix = if options.trainable {
         "weights that are trained have to be numbers: train adapters, with [model.lora]"
-    } else if config.architecture().experts.is_some() && is_stored {
-        "codes of experts are not read: take the model that this one was made from"
     } else if options.device != Device::Cpu {
         "quantised weights are on the processor only: choose the device `cpu`"
     } else if memory.is_some_and(|memory| memory.is_limited() || memory.num_shards() > 1) {
