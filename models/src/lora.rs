@@ -14,7 +14,8 @@
 //! whole, are copies of their own in that dtype.
 //!
 //! ```text
-//!   config              which layers are adapted and how: PEFT's adapter_config.json
+//!   config              the settings: PEFT's adapter_config.json
+//!   plan                which layers are adapted, and how
 //!   module_names        how names of modules are matched
 //!   init                the values that an adapter begins with
 //!   inputs, eva         values that are made of the inputs of the layers
@@ -41,14 +42,16 @@ pub mod init;
 mod inputs;
 pub(crate) mod linear;
 mod module_names;
+pub(crate) mod plan;
 pub mod rebase;
 mod table_plan;
 pub(crate) mod token_rows;
 
-pub use config::{AdapterFile, Bias, LoraConfig, LoraPlan, LoraTarget};
+pub use config::{AdapterFile, Bias, LoraConfig};
 pub use embedding_adapter::{EmbeddingAdapter, EmbeddingProduct};
 pub use folder::AdapterFolder;
 pub use head_adapter::HeadAdapter;
 pub use init::{Init, WeightInit};
 pub use linear::LoraLinear;
+pub use plan::{LoraPlan, LoraTarget};
 pub use token_rows::{TokenIndices, TokenRows};

@@ -19,8 +19,9 @@ use std::sync::Arc;
 use parallel::{Segmented, upload};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::config::{AdapterFile, LoraPlan, Names};
+use super::config::{AdapterFile, Names};
 use super::inputs::{self, InputSums, SumsByLayer};
+use super::plan::LoraPlan;
 use crate::Error;
 use crate::batch::Batch;
 use crate::causal_lm::{CausalLm, LoadOptions};

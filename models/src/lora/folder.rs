@@ -17,7 +17,8 @@ use parallel::safetensors_file::{self, NamedTensor, WriteRole};
 use parallel::{Parameter, Placement};
 use tch::Kind;
 
-use super::config::{ADAPTER_CONFIG, AdapterFile, LoraPlan};
+use super::config::{ADAPTER_CONFIG, AdapterFile};
+use super::plan::LoraPlan;
 use crate::Error;
 use crate::builder::SCORE_WEIGHT;
 use crate::config::Config;

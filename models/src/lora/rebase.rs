@@ -19,11 +19,12 @@ use parallel::residency::WeightSpec;
 use parallel::{Parameter, Placement};
 use tch::{Device, Kind, Tensor};
 
-use super::config::{AdapterFile, LoraPlan, LoraTarget};
+use super::config::AdapterFile;
 use super::embedding_adapter::EMBEDDING_MATRICES;
 use super::folder::{self, AdapterFolder, AdapterParameters, AdapterSettings};
 use super::init::WeightInit;
 use super::linear::LoraLinear;
+use super::plan::{LoraPlan, LoraTarget};
 use crate::Error;
 use crate::config::Config;
 use crate::decoder::load::{check_finite, own_weight_specs, weight_specs};

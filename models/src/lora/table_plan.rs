@@ -8,8 +8,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::config::{LoraConfig, LoraPlan, LoraTarget, refused};
+use super::config::{LoraConfig, refused};
 use super::module_names::ends_with;
+use super::plan::{LoraPlan, LoraTarget};
 use super::token_rows::TokenIndices;
 use crate::Error;
 use crate::architecture::{Architecture, Names};

@@ -1,5 +1,7 @@
 //! Files of PEFT, patterns, and what is refused by name.
 
+use serde_json::{Map, Value};
+
 use super::*;
 
 const FILE: &str = r#"{"peft_type": "LORA", "r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "bias": "none",
