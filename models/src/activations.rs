@@ -81,6 +81,14 @@ impl<'a> ActivationMemory<'a> {
         (tokens * numbers + hidden * inner) * self.element_bytes
     }
 
+    /// The weights of a block, on average.
+    pub fn block_weights(&self) -> usize {
+        let architecture = self.architecture;
+        let numbers = architecture.num_parameters() - architecture.num_table_parameters();
+        let numbers = numbers / (architecture.num_layers as f64 * self.tensor_ranks as f64);
+        numbers as usize * self.element_bytes
+    }
+
     /// What the norm after the last block keeps.
     pub fn final_norm(&self, tokens: usize) -> usize {
         let norm =

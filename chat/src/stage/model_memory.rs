@@ -12,6 +12,7 @@ use models::decoder::load::{own_weight_specs, weight_specs};
 use models::decoder::{DecoderSpec, HeadKind};
 use models::lora::LoraPlan;
 use models::model_parallel::ModelParallel;
+use models::quantize::Quantization;
 use parallel::residency::WeightSpec;
 use parallel::{Axis, Mesh, ProcessGroups};
 use serde::Serialize;
@@ -54,6 +55,12 @@ impl<'a> PlannedModel<'a> {
     /// The same model with adapters that are trained in its place, if there are any.
     pub(crate) fn with_adapter(self, lora: Option<&'a Arc<LoraPlan>>) -> Self {
         Self { lora, is_quantized: lora.is_some(), ..self }
+    }
+
+    /// How its frozen weights are held, if in codes: as in its files, or as `[model] quantize` says.
+    pub(super) fn quantization(&self, config: &RunConfig) -> Option<Quantization> {
+        let wanted = config.model.quantize.filter(|_| self.is_quantized);
+        self.config.quantization().or(wanted)
     }
 
     fn spec(&self) -> DecoderSpec {
@@ -153,8 +160,7 @@ fn bytes_of(
     groups: &ProcessGroups,
     model: &PlannedModel<'_>,
 ) -> Result<ModelBytes, models::Error> {
-    let wanted = config.model.quantize.filter(|_| model.is_quantized);
-    let quantize = model.config.quantization().or(wanted);
+    let quantize = model.quantization(config);
     let options = LoadOptions { quantize, ..model.load_options(model_parallel(config, groups)) };
     let specs = if model.shares_trunk { own_weight_specs } else { weight_specs }(model.spec(), &options)?;
     let (stage, moments) = (config.parallel.zero, config.train.moments_dtype);
