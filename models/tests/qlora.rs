@@ -4,6 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
 #[expect(dead_code, reason = "one of its functions is enough here")]
+#[path = "lora/adapters.rs"]
+mod adapters;
+#[expect(dead_code, reason = "one of its functions is enough here")]
 #[path = "golden/folder.rs"]
 mod folder;
 #[path = "../../tests/on_mesh/mod.rs"]
@@ -14,6 +17,7 @@ mod outcome;
 use std::path::Path;
 use std::sync::Arc;
 
+use adapters::fill;
 use folder::golden_folder;
 use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
@@ -29,7 +33,7 @@ use outcome::{
 };
 use parallel::pipeline::ScheduleKind;
 use parallel::{ProcessGroups, Segmented, Transport};
-use tch::{Kind, Tensor, no_grad};
+use tch::{Kind, no_grad};
 
 const QUANTIZATIONS: [Quantization; 2] = [Quantization::Nf4, Quantization::Int8];
 
@@ -51,17 +55,7 @@ fn trunk(name: &str, model_parallel: Option<&ModelParallel>, quantization: Quant
 fn adapter_folder(name: &str, quantization: Quantization, use_dora: bool) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let model = trunk(name, None, quantization).with_new_adapter(&plan(use_dora), 3, true).unwrap();
-    for parameter in model.parameters().iter().filter(|parameter| parameter.tensor.requires_grad()) {
-        let first = f64::from(u32::try_from(parallel::fnv1a(&parameter.name) % 1000).unwrap());
-        let numel = parameter.tensor.numel() as i64;
-        let values = (Tensor::arange(numel, (Kind::Float, tch::Device::Cpu)) + first).sin() * 0.1;
-        let mut tensor = parameter.tensor.detach();
-        no_grad(|| {
-            let values = values.view_as(&tensor);
-            let is_magnitude = parameter.name.ends_with("magnitude_vector");
-            tensor.copy_(&if is_magnitude { &tensor * (values + 1.0) } else { values });
-        });
-    }
+    fill(&model);
     model.save(folder.path()).unwrap();
     folder
 }
