@@ -230,45 +230,14 @@ fn head_weight(
 ) -> Result<HeadWeight, Error> {
     let (index, names) = (builder.len(), &architecture.names);
     let (vocab, width) = (architecture.vocab_size, architecture.embedding_size);
-    let vocabulary = embedding.vocabulary.as_ref();
     let (weight, adapter) = match head {
         HeadKind::Vocabulary if architecture.tie_word_embeddings => {
-            let embedding_group = builder
-                .model_parallel()
-                .pipeline_parallel
-                .as_ref()
-                .and_then(|layers| layers.embedding_group.clone());
-            // An adapter of a tied table is one tensor of rows.
-            let of_embedding = 0..1 + usize::from(embedding.adapter.is_some());
-            match embedding_group.filter(|_| is_first != is_last) {
-                // The first stage uses the weight as embedding, the last stage computes logits with it.
-                Some(embedding_group) if is_first => {
-                    for index in of_embedding.clone() {
-                        builder.tie_parameter(index, &embedding_group);
-                    }
-                }
-                Some(embedding_group) => {
-                    let weight = builder.table(names.token_embedding, vocab, width, vocab_placement)?;
-                    let rows = builder.token_rows(names.token_embedding, width, vocabulary)?;
-                    let parameters = index..builder.len();
-                    for index in parameters.clone() {
-                        builder.tie_parameter(index, &embedding_group);
-                    }
-                    let (adapter, parameters) = (rows.map(HeadAdapter::Rows), parameters.collect());
-                    return Ok(HeadWeight { weight, adapter, parameters });
-                }
-                None => {}
-            }
-            let weight = embedding.weight.shallow_clone();
-            let rows = embedding.adapter.as_ref().and_then(EmbeddingAdapter::rows);
-            let parameters = if is_last { of_embedding.collect() } else { Vec::new() };
-            let adapter = rows.map(|rows| HeadAdapter::Rows(rows.share()));
-            return Ok(HeadWeight { weight, adapter, parameters });
+            return tied_head(builder, architecture, embedding, vocab_placement, [is_first, is_last]);
         }
         HeadKind::Vocabulary => {
             let weight = builder.table(names.head, vocab, width, vocab_placement)?;
-            let sizes = [width, vocab];
-            (weight, builder.head_adapter(names.head, sizes, vocab_placement, vocabulary)?)
+            let vocabulary = embedding.vocabulary.as_ref();
+            (weight, builder.head_adapter(names.head, [width, vocab], vocab_placement, vocabulary)?)
         }
         HeadKind::Scalar => {
             let initial = Initial::Normal(((width + 1) as f64).sqrt().recip());
@@ -279,8 +248,49 @@ fn head_weight(
             (builder.parameter_of(part, SCORE_WEIGHT, &[1, width], initial, &placement)?, None)
         }
     };
+
     // They are registered on ranks with the last stage alone.
     Ok(HeadWeight { weight, adapter, parameters: (index..builder.len()).collect() })
+}
+
+/// The head that is the token embedding. If the first and the last stage of a pipeline are on different
+/// ranks, each has the table, and the two are tied.
+fn tied_head(
+    builder: &mut ModuleBuilder<'_>,
+    architecture: &Architecture,
+    embedding: &VocabParallelEmbedding,
+    vocab_placement: &WeightPlacement,
+    [is_first, is_last]: [bool; 2],
+) -> Result<HeadWeight, Error> {
+    let (index, name) = (builder.len(), architecture.names.token_embedding);
+    let layers = builder.model_parallel().pipeline_parallel.as_ref();
+    let embedding_group = layers.and_then(|layers| layers.embedding_group.clone());
+    let embedding_group = embedding_group.filter(|_| is_first != is_last);
+    // An adapter of a tied table is one tensor of rows.
+    let of_embedding = 0..1 + usize::from(embedding.adapter.is_some());
+
+    // The first stage uses the weight as embedding, the last stage computes logits with it.
+    if let Some(embedding_group) = embedding_group {
+        if !is_first {
+            let (vocab, width) = (architecture.vocab_size, architecture.embedding_size);
+            let weight = builder.table(name, vocab, width, vocab_placement)?;
+            let rows = builder.token_rows(name, width, embedding.vocabulary.as_ref())?;
+            let parameters: Vec<usize> = (index..builder.len()).collect();
+            for &index in &parameters {
+                builder.tie_parameter(index, &embedding_group);
+            }
+            return Ok(HeadWeight { weight, adapter: rows.map(HeadAdapter::Rows), parameters });
+        }
+        for index in of_embedding.clone() {
+            builder.tie_parameter(index, &embedding_group);
+        }
+    }
+
+    let weight = embedding.weight.shallow_clone();
+    let rows = embedding.adapter.as_ref().and_then(EmbeddingAdapter::rows);
+    let adapter = rows.map(|rows| HeadAdapter::Rows(rows.share()));
+    let parameters = if is_last { of_embedding.collect() } else { Vec::new() };
+    Ok(HeadWeight { weight, adapter, parameters })
 }
 
 fn optional<T>(wanted: bool, make: impl FnOnce() -> Result<T, Error>) -> Result<Option<T>, Error> {
