@@ -81,7 +81,7 @@ impl<'a> ActivationMemory<'a> {
         (tokens * numbers + hidden * inner) * self.element_bytes
     }
 
-    /// The weights of a block, on average.
+    /// The bytes of the weights of a block as numbers, on average over the blocks.
     pub fn block_weights(&self) -> usize {
         let architecture = self.architecture;
         let numbers = architecture.num_parameters() - architecture.num_table_parameters();

@@ -353,8 +353,8 @@ impl<'a> ModuleBuilder<'a> {
         self.parameter(&format!("{}.weight", layer.name), &shape, Initial::Normal(deviation), &placement)
     }
 
-    /// The weight of a linear layer in codes, if this rank holds it and the model is quantised. A router keeps
-    /// its numbers: it is small, and a wrong choice of experts is a large error.
+    /// The weight of a linear layer in codes, if this rank holds it and the model is quantised. A router
+    /// keeps its numbers: it is small, and a wrong choice of experts is a large error.
     fn quantized(
         &mut self,
         layer: &LinearSpec<'_>,

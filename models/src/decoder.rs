@@ -263,6 +263,7 @@ impl Decoder {
                 pipeline_expert_group,
             );
         };
+
         let architecture = self.architecture();
         let mut file = lora.plan.saved_file(&lora.adapted, architecture.names.layers);
         if head == HeadKind::Scalar {

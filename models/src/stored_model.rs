@@ -44,6 +44,7 @@ impl StoredModel {
         let codes = StoredCodes::of(folder, &config, &files);
         let is_table =
             |module: &str| [names.token_embedding, names.position_embedding, names.head].contains(&module);
+
         let mut tensors = Vec::new();
         for (name, shape) in parameters(&config)? {
             let (all, spellings) = (Placement::Replicate, names.spellings(&name));
@@ -62,6 +63,7 @@ impl StoredModel {
             let spec = TensorSpec { name, kind: reader.kind()?, shape };
             tensors.push(StoredTensor { spec, reader: Some(reader) });
         }
+
         let is_companion = |name: &str| codes.as_ref().is_some_and(|codes| codes.is_companion(name));
         files.check_all_used(|name| is_ignorable(name) || is_companion(name))?;
         Ok(Self { folder: folder.to_owned(), config: config.without_codes(), codes, tensors })

@@ -343,8 +343,8 @@ fn forward_with_graph<M: Segmented>(
     Ok((SavedSegment::WithGraph { input, output }, cut))
 }
 
-/// Computes the vector-Jacobian product `grad_output^T d output / d (input, parameters)` of a part, for what of
-/// these needs a gradient.
+/// Computes the vector-Jacobian product `grad_output^T d output / d (input, parameters)` of a part, for the
+/// input and the parameters that need a gradient.
 fn vector_jacobian<M: Segmented>(
     model: &M,
     output: &Tensor,

@@ -4,7 +4,7 @@
 //! ```text
 //!   the program | weights, gradients, optimizer state of all models | the larger of
 //!                                                                       one training step: activations
-//!                                                                       one rollout, or the replies to tasks:
+//!                                                                       a rollout, or the replies to tasks:
 //!                                                                           copy of the policy, KV cache
 //!   a sandbox, if tasks run code
 //! ```
@@ -308,9 +308,9 @@ pub(super) fn training_step(
     let block = |layer: usize| memory.block(layer, tokens) + padding;
     let blocks = (0..layers).map(block);
     let largest = (0..layers).map(|layer| block(layer) + memory.block_backward(layer, tokens));
-    // The weights of a block are made of their codes one after the other, and the heap keeps their memory.
-    let made = model.quantization(config).map_or(0, |_| memory.block_weights());
-    let largest = largest.max().unwrap_or(0) + made;
+    // A block makes numbers of the codes of its weights one after the other, and the heap keeps their memory.
+    let dense_weights = model.quantization(config).map_or(0, |_| memory.block_weights());
+    let largest = largest.max().unwrap_or(0) + dense_weights;
     let [head_kept, head_most] = match model.head {
         HeadKind::Vocabulary => {
             let names = &architecture.names;
@@ -336,7 +336,7 @@ pub(super) fn training_step(
         StepTensors { kept, block: largest, head: memory.final_norm(tokens) + head_most, logits }
     } else {
         let kept = memory.hidden(tokens) + blocks.sum::<usize>() + memory.final_norm(tokens);
-        let block = head_kept + memory.block_backward(0, tokens) + made;
+        let block = head_kept + memory.block_backward(0, tokens) + dense_weights;
         StepTensors { kept: states + in_flight * kept, block, head: head_most, logits }
     }
 }

@@ -222,8 +222,8 @@ fn refuse_tokens_without_rows(
     Err(ConfigError::Value { place: None, key: "tokenizer.template".to_owned(), message }.into())
 }
 
-/// Says which tokens were added, and what becomes of the `held` rows of the embeddings, of which the tokenizer
-/// wants `wanted`.
+/// Says which tokens were added, and what becomes of the `held` rows of the embeddings, of which the
+/// tokenizer wants `wanted`.
 fn report_added_tokens(added: &[&str], [held, wanted]: [i64; 2], has_adapter: bool, ctx: &StageContext<'_>) {
     if added.is_empty() || !ctx.groups.is_rank_zero() {
         return;

@@ -65,6 +65,8 @@ pub(crate) fn with_adapter(
         let reader = folder.reader(request.name, request.shape, request.placement)?;
         Ok(Values::file(reader, folder.path(), request))
     })?;
+
+    // A reward model has no vocabulary head, and leaves out what its adapter has for one.
     let names = &trunk.architecture().names;
     let (head, unused_head) = match head {
         HeadKind::Vocabulary => (Some(names.head), None),
@@ -119,6 +121,7 @@ pub(crate) fn merge(from: &Decoder, head: HeadKind, options: &LoadOptions) -> Re
             let _weights = HeldWeights::fetch(from.residency(), Weights::Parameters(&own), Access::Read)?;
             return Ok(Values::Tensor(in_layout(lora.merged(&weight)?)));
         }
+
         let index = shared_index(from, request.name);
         let weight = from.parameters[index].tensor.detach();
         if let Some(merged) = merged_table(from, module, index)? {

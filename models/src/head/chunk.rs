@@ -341,6 +341,7 @@ impl HeadGrads {
             };
             hidden.narrow(0, start, rows.size()[0]).copy_(&grad);
         }
+
         if let Some(weight) = &mut self.weight {
             if kind == Kind::Float {
                 let _ = weight.addmm_(&narrow.tr(), rows);

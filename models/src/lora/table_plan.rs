@@ -171,6 +171,7 @@ impl LoraPlan {
             }
             Some(TokenIndices::ByModule(modules)) => modules,
         };
+
         for module in lacking {
             let name = modules.keys().find(|name| ends_with(module, name)).cloned();
             let trained = modules.entry(name.unwrap_or_else(|| short(module))).or_default();

@@ -4,7 +4,7 @@
 //! One matrix is in memory at a time. A file has tensors of wide numbers first, so a matrix is quantised
 //! twice: once for its scales in fp32, and once for what has eight bits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use parallel::safetensors_file::TensorSpec;
@@ -44,7 +44,7 @@ pub fn quantize(model: &Path, quantization: Quantization, out: &Path) -> Result<
         LoadOptions { quantize: Some(quantization), ..LoadOptions::frozen(Kind::Float, Device::Cpu) };
     let specs = weight_specs(DecoderSpec::whole(stored.config().clone(), HeadKind::Vocabulary), &options)?;
     let coded = specs.into_iter().filter(|spec| spec.kind == Kind::Uint8).map(|spec| spec.parameter.name);
-    let coded: Vec<String> = coded.collect();
+    let coded: BTreeSet<String> = coded.collect();
 
     let (mut specs, mut parts) = (Vec::new(), BTreeMap::new());
     for spec in stored.specs() {
@@ -140,6 +140,7 @@ impl CodedWeight {
             (part, TensorSpec { name: format!("{owner}{end}"), kind, shape: shape.to_vec() })
         };
         let name = self.name.as_str();
+
         match quantization {
             Quantization::Nf4 => vec![
                 part(Part::Codes, name, "", Kind::Uint8, &[(numel as usize).div_ceil(2) as i64, 1]),

@@ -139,6 +139,7 @@ fn labelled_rows(
     let limit = arguments.limit.map(|limit| limit as usize);
     let options = LoadOptions { limit, ..LoadOptions::new(max_length, Overlong::Drop) };
     let dataset = EncodedDataset::<SftRow>::load(&arguments.data, tokenizer, &options)?;
+
     let (read, kept) = (dataset.counts.read, dataset.counts.kept);
     if kept == 0 {
         let problem = "every row was left out: see --max-length, and `data check`";
@@ -212,6 +213,7 @@ fn weight_init(arguments: &ModelInitAdapterArgs) -> anyhow::Result<Option<Weight
     if let Some((flag, _)) = given {
         return Err(refused(flag, "only eva reads rows: leave it out"));
     }
+
     let quantization = arguments.quantize.map(QuantizeType::quantization);
     match (arguments.init, quantization) {
         (AdapterInit::Loftq | AdapterInit::Eva, _) if arguments.dtype.is_some() => {

@@ -112,9 +112,9 @@ fn fill<T: Number>(matrix: &Matrix<'_>, output: &Tensor) {
 }
 
 /// Computes `x W^T` `[N, rows]` from a few rows `x` `[N, columns]`, in the kind of `x`, which is fp32 or
-/// bfloat16. The numbers of the matrix are those of [`dequantize`] in that kind, so a reply that is decoded has
-/// the weights of the trainer; the sums are fp32. `None` where the whole matrix is made: for as many rows as
-/// [`linear::forward`] leaves to MKL. The bits of a row do not depend on the other rows.
+/// bfloat16. The numbers of the matrix are those of [`dequantize`] in that kind, so a reply that is decoded
+/// has the weights of the trainer; the sums are fp32. `None` where the whole matrix is made: for as many
+/// rows as [`linear::forward`] leaves to MKL. The bits of a row do not depend on the other rows.
 pub fn product(x: &Tensor, codes: &Codes<'_>) -> Option<Tensor> {
     let [rows, inputs]: [i64; 2] = x.size().try_into().ok()?;
     assert_eq!(inputs as usize, codes.columns, "the matrix has as many columns as `x`");
