@@ -346,12 +346,14 @@ fn a_chat_refuses_names_that_mean_something_else() {
     let scratch = world();
     let Some(tmux) = Tmux::start(scratch, 200, 30) else { return };
     let binary = env!("CARGO_BIN_EXE_colossal-chat");
-    for (flags, words) in [
-        ("--adapter off=a", "cannot be typed as a name in the chat: give NAME=DIR"),
-        ("--adapter a --compare b", "--compare: --adapter is given: leave --compare out"),
+    for (name, flags, words) in [
+        ("word", "--adapter off=a", "cannot be typed as a name in the chat: give NAME=DIR"),
+        ("comparison", "--adapter a --compare b", "--compare: --adapter is given: leave --compare out"),
     ] {
-        tmux.line(&format!("clear; {binary} chat --model life/sft/final {flags}; echo code $?"));
-        let screen = tmux.shows("code 2").replace('\n', "");
-        assert!(screen.contains(words), "{screen}");
+        let line = format!("{binary} chat --model life/sft/final {flags} 2> {name}; echo {name}: code $?");
+        tmux.line(&line);
+        tmux.shows(&format!("{name}: code 2"));
+        let refused = scratch.read(name);
+        assert!(refused.contains(words), "{refused}");
     }
 }
