@@ -350,6 +350,8 @@ fn a_chat_refuses_names_that_mean_something_else() {
         ("word", "--adapter off=a", "cannot be typed as a name in the chat: give NAME=DIR"),
         ("comparison", "--adapter a --compare b", "--compare: --adapter is given: leave --compare out"),
     ] {
+        // The message is read from a file, and the code has a name of its own: a screen wraps lines, and may
+        // still show what the line before has printed.
         let line = format!("{binary} chat --model life/sft/final {flags} 2> {name}; echo {name}: code $?");
         tmux.line(&line);
         tmux.shows(&format!("{name}: code 2"));
