@@ -32,6 +32,16 @@ impl ShardSpec {
         Self { dim, ranges: (0..ranks).map(|rank| range(rank).collect()).collect() }
     }
 
+    /// One contiguous range per rank, of these lengths, one after the other.
+    pub fn of_lengths(dim: usize, lengths: &[i64]) -> Self {
+        let mut end = 0;
+        let range = |length: &i64| {
+            end += length;
+            vec![end - length..end]
+        };
+        Self { dim, ranges: lengths.iter().map(range).collect() }
+    }
+
     /// Replaces each index of this spec by a block of `width` consecutive indices.
     #[must_use]
     pub fn with_block_size(self, width: i64) -> Self {
@@ -303,6 +313,13 @@ mod tests {
         let firsts = [0, 1, 2].map(|rank| spec.ranges(rank)[0].clone());
         assert_eq!(firsts, [0..2, 2..4, 4..7]);
         assert_eq!(spec.global_len(), 7);
+    }
+
+    #[test]
+    fn ranges_of_given_lengths_lie_one_after_the_other() {
+        let spec = ShardSpec::of_lengths(0, &[3, 0, 4]);
+        assert_eq!([0, 1, 2].map(|rank| spec.ranges(rank)[0].clone()), [0..3, 3..3, 3..7]);
+        assert_eq!((spec.global_len(), spec.local_len(2)), (7, 4));
     }
 
     #[test]

@@ -40,13 +40,13 @@ pub struct Codes<'a> {
     pub kind: CodeKind<'a>,
 }
 
-/// How the numbers of a matrix are held. All tensors are contiguous.
+/// How the numbers of a matrix are held.
 #[derive(Clone, Copy, Debug)]
 pub enum CodeKind<'a> {
     /// Four bits a number.
     Four {
-        /// `u8`, two codes each, the first in the upper half, row after row.
-        codes: &'a Tensor,
+        /// Two codes in each byte, the first in the upper half, row after row.
+        codes: &'a [u8],
         /// The scales of all blocks of 64 numbers of the whole matrix.
         scales: BlockScales<'a>,
         /// The number in the whole matrix of the first element of each row.
@@ -56,26 +56,26 @@ pub enum CodeKind<'a> {
     },
     /// Eight bits a number.
     Eight {
-        /// `i8`, row after row.
-        codes: &'a Tensor,
-        /// fp32, one for each row.
-        scales: &'a Tensor,
+        /// The codes as `i8`, row after row.
+        codes: &'a [u8],
+        /// One for each row.
+        scales: &'a [f32],
         /// What a code is multiplied by, beside the scale.
         unit: f32,
     },
 }
 
-/// How the scales of blocks are held. All tensors are contiguous.
+/// How the scales of blocks are held.
 #[derive(Clone, Copy, Debug)]
 pub enum BlockScales<'a> {
-    /// fp32, one for each block.
-    Numbers(&'a Tensor),
+    /// One for each block.
+    Numbers(&'a [f32]),
     /// Eight bits a scale.
     Codes {
-        /// `u8`, one for each block.
-        codes: &'a Tensor,
-        /// fp32, one for each 256 scales.
-        nested: &'a Tensor,
+        /// One for each block.
+        codes: &'a [u8],
+        /// One for each 256 scales.
+        nested: &'a [f32],
         /// What is added to a scale.
         offset: f32,
         /// What codes stand for.
@@ -83,10 +83,32 @@ pub enum BlockScales<'a> {
     },
 }
 
+/// The first `count` numbers in fp32 of a tensor of bytes, and the bytes behind them.
+///
+/// # Panics
+/// If the tensor is not contiguous, not on the host, too short, or begins at an address that no number has.
+pub fn numbers_and_bytes(tensor: &Tensor, count: usize) -> (&[f32], &[u8]) {
+    assert!(tensor.is_contiguous() && tensor.device() == Device::Cpu, "codes lie in a row on the host");
+    assert_eq!(tensor.kind(), Kind::Uint8, "codes are bytes");
+    assert!(tensor.numel() >= count * size_of::<f32>(), "the numbers are there");
+    if tensor.numel() == 0 {
+        return (&[], &[]);
+    }
+    let start = tensor.data_ptr().cast::<u8>();
+    assert!(start.cast::<f32>().is_aligned(), "the numbers are aligned");
+    let bytes = tensor.numel() - count * size_of::<f32>();
+    // SAFETY: the tensor has so many bytes in a row, the first of which are aligned numbers, and any bits are
+    // a number.
+    unsafe {
+        let numbers = std::slice::from_raw_parts(start.cast::<f32>(), count);
+        (numbers, std::slice::from_raw_parts(start.add(count * size_of::<f32>()), bytes))
+    }
+}
+
 /// The matrix `[rows, columns]` that codes stand for, in fp32 or bfloat16. The numbers are computed in fp32.
 ///
 /// # Panics
-/// If another kind is asked for, or the tensors of the codes do not fit each other.
+/// If another kind is asked for, or the codes and scales do not fit each other.
 pub fn dequantize(codes: &Codes<'_>, kind: Kind) -> Tensor {
     let matrix = Matrix::of(codes);
     let output = Tensor::empty([codes.rows.len() as i64, codes.columns as i64], (kind, Device::Cpu));
@@ -137,7 +159,7 @@ pub fn product(x: &Tensor, codes: &Codes<'_>) -> Option<Tensor> {
     Some(output.to_kind(x.kind()))
 }
 
-/// [`Codes`] as slices.
+/// [`Codes`] that fit each other.
 struct Matrix<'a> {
     columns: usize,
     rows: Range<usize>,
@@ -146,36 +168,23 @@ struct Matrix<'a> {
 
 enum Numbers<'a> {
     Four(Four<'a>),
-    Eight { codes: &'a [i8], scales: &'a [f32], unit: f32 },
+    Eight { codes: &'a [u8], scales: &'a [f32], unit: f32 },
 }
 
 struct Four<'a> {
     codes: &'a [u8],
-    scales: Scales<'a>,
+    scales: BlockScales<'a>,
     row_starts: &'a [u64],
     book: &'a [f32; 16],
 }
 
-/// [`BlockScales`] as slices.
-enum Scales<'a> {
-    Numbers(&'a [f32]),
-    Codes { codes: &'a [u8], nested: &'a [f32], offset: f32, book: &'a [f32; 256] },
-}
-
-impl<'a> Scales<'a> {
-    /// The scales of at least `blocks` blocks.
-    fn of(scales: BlockScales<'a>, blocks: usize) -> Self {
-        match scales {
-            BlockScales::Numbers(scales) => {
-                let scales = numbers::<f32>(scales);
-                assert!(blocks <= scales.len(), "every block has a scale");
-                Self::Numbers(scales)
-            }
-            BlockScales::Codes { codes, nested, offset, book } => {
-                let (codes, nested) = (bytes::<u8>(codes, Kind::Uint8), numbers::<f32>(nested));
-                let is_whole = blocks <= codes.len() && blocks.div_ceil(NESTED_BLOCK) <= nested.len();
-                assert!(is_whole, "every block has a scale");
-                Self::Codes { codes, nested, offset, book }
+impl BlockScales<'_> {
+    /// Whether there are scales of `blocks` blocks.
+    fn has(&self, blocks: usize) -> bool {
+        match self {
+            Self::Numbers(scales) => blocks <= scales.len(),
+            Self::Codes { codes, nested, .. } => {
+                blocks <= codes.len() && blocks.div_ceil(NESTED_BLOCK) <= nested.len()
             }
         }
     }
@@ -191,31 +200,18 @@ impl<'a> Scales<'a> {
     }
 }
 
-/// The codes of a contiguous tensor of eight bits on the host.
-fn bytes<T: Copy>(tensor: &Tensor, kind: Kind) -> &[T] {
-    assert!(tensor.is_contiguous() && tensor.device() == Device::Cpu, "codes lie in a row on the host");
-    assert!(tensor.kind() == kind && size_of::<T>() == 1, "codes have eight bits");
-    if tensor.numel() == 0 {
-        return &[];
-    }
-    // SAFETY: the tensor holds so many bytes in a row, and any bits are a code.
-    unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast(), tensor.numel()) }
-}
-
 impl<'a> Matrix<'a> {
     fn of(codes: &Codes<'a>) -> Self {
         let (columns, rows) = (codes.columns, codes.rows.clone());
         let numel = rows.end * columns;
         let numbers = match codes.kind {
             CodeKind::Four { codes, scales, row_starts, book } => {
-                let codes = bytes::<u8>(codes, Kind::Uint8);
                 let last = row_starts[..rows.end].iter().map(|start| *start as usize + columns).max();
-                let blocks = last.unwrap_or(0).div_ceil(BLOCK);
                 assert!(codes.len() >= numel.div_ceil(2), "every number has a code");
-                Numbers::Four(Four { codes, scales: Scales::of(scales, blocks), row_starts, book })
+                assert!(scales.has(last.unwrap_or(0).div_ceil(BLOCK)), "every block has a scale");
+                Numbers::Four(Four { codes, scales, row_starts, book })
             }
             CodeKind::Eight { codes, scales, unit } => {
-                let (codes, scales) = (bytes::<i8>(codes, Kind::Int8), numbers::<f32>(scales));
                 assert!(
                     codes.len() >= numel && scales.len() >= rows.end,
                     "every number has a code and a scale"
@@ -243,12 +239,12 @@ impl<'a> Matrix<'a> {
                 for (codes, numbers) in codes[..whole].chunks(LANES).zip(output[..whole].chunks_mut(LANES)) {
                     // SAFETY: the caller's promise, and each chunk has as many numbers as lanes.
                     unsafe {
-                        let numbers_of = L::load_whole(codes.as_ptr()).multiply(L::splat(scales[row]));
+                        let numbers_of = L::load_whole(codes.as_ptr().cast()).multiply(L::splat(scales[row]));
                         numbers_of.multiply(L::splat(*unit)).store(numbers.as_mut_ptr());
                     }
                 }
                 for (code, number) in codes[whole..].iter().zip(&mut output[whole..]) {
-                    *number = f32::from(*code) * scales[row] * unit;
+                    *number = f32::from(code.cast_signed()) * scales[row] * unit;
                 }
             }
         }
@@ -265,7 +261,7 @@ impl<'a> Matrix<'a> {
                     four.number(first + column, four.scales.scale(block))
                 }
                 Numbers::Eight { codes, scales, unit } => {
-                    f32::from(codes[first + column]) * scales[row] * unit
+                    f32::from(codes[first + column].cast_signed()) * scales[row] * unit
                 }
             };
         }
@@ -432,6 +428,8 @@ impl Product<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::AssertUnwindSafe;
+
     use super::*;
     use crate::kernels::on_each_set;
 
@@ -447,11 +445,11 @@ mod tests {
         book
     };
 
-    /// The tensors of a part of a matrix.
+    /// A part of a matrix.
     struct Held {
-        codes: Tensor,
-        scales: Tensor,
-        nested: Tensor,
+        codes: Vec<u8>,
+        scales: Vec<u8>,
+        nested: Vec<f32>,
         row_starts: Vec<u64>,
         scale_book: Vec<f32>,
         columns: usize,
@@ -460,12 +458,11 @@ mod tests {
     impl Held {
         /// All rows, and the columns from `first` on, of a matrix with `width` columns.
         fn four(rows: usize, columns: usize, first: usize, width: usize) -> Self {
-            let random = |count: usize| Tensor::randint(256, [count as i64], (Kind::Uint8, Device::Cpu));
             let blocks = (rows * width).div_ceil(BLOCK);
             Self {
-                codes: random((rows * columns).div_ceil(2)),
-                scales: random(blocks),
-                nested: Tensor::rand([blocks.div_ceil(NESTED_BLOCK) as i64], (Kind::Float, Device::Cpu)),
+                codes: random_bytes((rows * columns).div_ceil(2)),
+                scales: random_bytes(blocks),
+                nested: random_numbers(blocks.div_ceil(NESTED_BLOCK)),
                 row_starts: (0..rows).map(|row| (row * width + first) as u64).collect(),
                 scale_book: (0..256).map(|index| (index as f32 - 100.0) / 200.0).collect(),
                 columns,
@@ -490,21 +487,18 @@ mod tests {
 
         /// What the codes of the scales stand for.
         fn scales(&self) -> Vec<f32> {
-            let codes: Vec<u8> = (&self.scales).try_into().unwrap();
-            let nested: Vec<f32> = (&self.nested).try_into().unwrap();
             let scale = |(block, code): (usize, &u8)| {
-                self.scale_book[usize::from(*code)] * nested[block / 256] + 0.75
+                self.scale_book[usize::from(*code)] * self.nested[block / 256] + 0.75
             };
-            codes.iter().enumerate().map(scale).collect()
+            self.scales.iter().enumerate().map(scale).collect()
         }
 
         /// The numbers, one at a time and from the formula alone.
         fn numbers(&self, rows: &Range<usize>) -> Tensor {
-            let codes: Vec<u8> = (&self.codes).try_into().unwrap();
             let scales = self.scales();
             let number = |row: usize, column: usize| {
                 let (place, global) = (row * self.columns + column, self.row_starts[row] as usize + column);
-                let code = codes[place / 2] >> (4 * (1 - place % 2)) & 15;
+                let code = self.codes[place / 2] >> (4 * (1 - place % 2)) & 15;
                 BOOK[usize::from(code)] * scales[global / 64]
             };
             let numbers: Vec<f32> = rows
@@ -520,9 +514,28 @@ mod tests {
         Vec::<f32>::try_from(tensor.reshape([-1])).unwrap().iter().map(|number| number.to_bits()).collect()
     }
 
-    fn eight(rows: i64, columns: i64) -> [Tensor; 2] {
-        let codes = Tensor::randint_low(-127, 128, [rows, columns], (Kind::Int8, Device::Cpu));
-        [codes, Tensor::rand([rows], (Kind::Float, Device::Cpu))]
+    fn random_bytes(count: usize) -> Vec<u8> {
+        Tensor::randint(256, [count as i64], (Kind::Uint8, Device::Cpu)).try_into().unwrap()
+    }
+
+    fn random_numbers(count: usize) -> Vec<f32> {
+        Tensor::rand([count as i64], (Kind::Float, Device::Cpu)).try_into().unwrap()
+    }
+
+    #[test]
+    fn numbers_lie_before_bytes() {
+        let numbers = [1.5f32, -2.0];
+        let bytes: Vec<u8> =
+            numbers.iter().flat_map(|number| number.to_ne_bytes()).chain([7, 8, 9]).collect();
+        let tensor = Tensor::from_slice(&bytes);
+        assert_eq!(numbers_and_bytes(&tensor, 2), (&numbers[..], &[7, 8, 9][..]));
+        assert_eq!(numbers_and_bytes(&tensor, 0), (&[][..], &bytes[..]));
+        let is_refused = |tensor: &Tensor, count: usize| {
+            let taken = AssertUnwindSafe(|| numbers_and_bytes(tensor, count).0.len());
+            std::panic::catch_unwind(taken).is_err()
+        };
+        assert!(is_refused(&tensor, 3), "eleven bytes are not three numbers");
+        assert!(is_refused(&tensor.narrow(0, 1, 8), 1), "a number does not begin at any byte");
     }
 
     /// Rows of whole blocks, rows that begin within a block or within a byte, parts of rows, and some rows
@@ -543,7 +556,7 @@ mod tests {
                 let wanted = held.numbers(&rows);
                 let found = dequantize(&held.codes(&rows), Kind::Float);
                 assert_eq!(bits(&found), bits(&wanted), "{rows:?} {columns} {first} {width}");
-                let scales = Tensor::from_slice(&held.scales());
+                let scales = held.scales();
                 let with_numbers = held.with_scales(&rows, BlockScales::Numbers(&scales));
                 assert_eq!(bits(&dequantize(&with_numbers, Kind::Float)), bits(&wanted), "fp32 scales");
                 let rounded = dequantize(&held.codes(&rows), Kind::BFloat16);
@@ -551,10 +564,12 @@ mod tests {
             }
         }
 
-        let [codes, scales] = eight(5, 37);
+        let (codes, scales) = (random_bytes(5 * 37), random_numbers(5));
         let rows = 1..5;
         let kind = CodeKind::Eight { codes: &codes, scales: &scales, unit: 0.1 };
-        let wanted = codes.to_kind(Kind::Float) * scales.unsqueeze(1) * Tensor::from(0.1f32);
+        let signed: Vec<f32> = codes.iter().map(|code| f32::from(code.cast_signed())).collect();
+        let signed = Tensor::from_slice(&signed).view([5, 37]);
+        let wanted = signed * Tensor::from_slice(&scales).unsqueeze(1) * Tensor::from(0.1f32);
         let found = dequantize(&Codes { columns: 37, rows: &rows, kind }, Kind::Float);
         assert_eq!(bits(&found), bits(&wanted.narrow(0, 1, 4)));
     }
@@ -569,7 +584,7 @@ mod tests {
             [(130, 128, 0, 128), (11, 51, 0, 51), (9, 64, 64, 192), (5, 33, 17, 100)]
         {
             let held = Held::four(outputs, inputs, first, width);
-            let [codes, scales] = eight(outputs as i64, inputs as i64);
+            let (codes, scales) = (random_bytes(outputs * inputs), random_numbers(outputs));
             let all = 0..outputs;
             let eight = CodeKind::Eight { codes: &codes, scales: &scales, unit: 0.01 };
             for codes in [held.codes(&all), Codes { columns: inputs, rows: &all, kind: eight }] {
