@@ -151,6 +151,7 @@ pub(crate) fn digest(tensor: &Tensor) -> i64 {
     const FACTOR: i64 = 0xbf58_476d_1ce4_e5b9_u64.cast_signed();
     let flat = flat(tensor);
     let bits = match flat.kind().elt_size_in_bytes() {
+        1 => Kind::Uint8,
         2 => Kind::Int16,
         4 => Kind::Int,
         _ => Kind::Int64,
@@ -205,5 +206,7 @@ mod tests {
         assert_eq!(digest(&matrix), digest(&matrix.view([12])));
         assert_eq!(digest(&matrix.tr()), digest(&matrix), "memory is read in its order");
         assert_eq!(digest(&Tensor::zeros([0], (Kind::Float, Device::Cpu))), 0);
+        let bytes = |bytes: &[u8]| digest(&Tensor::from_slice(bytes));
+        assert_ne!(bytes(&[1, 2, 3]), bytes(&[1, 3, 2]), "codes have digests too");
     }
 }

@@ -88,7 +88,8 @@ pub struct ZeroSize {
     pub dense: usize,
     /// For chunks of expert parameters.
     pub expert: usize,
-    /// The lengths of shards are multiples of this number of elements.
+    /// The lengths of shards are multiples of this number of elements, or of twice as many where an element
+    /// is a byte.
     pub shard_alignment: usize,
 }
 
@@ -100,7 +101,8 @@ impl ZeroSize {
     fn length_multiple(self, group: ChunkGroup) -> usize {
         match if group.is_expert { self.expert } else { self.dense } {
             1 => ALIGNMENT,
-            ranks => self.shard_alignment * ranks,
+            // A shard of bytes needs twice as many elements as one in bf16 for a page.
+            ranks => self.shard_alignment * ranks * (2 / group.kind.elt_size_in_bytes()).max(1),
         }
     }
 
@@ -224,7 +226,7 @@ impl ChunkLayout {
         Self { chunk_sizes, chunks, slots, used }
     }
 
-    /// The chunk sizes. Only a chunk with a single parameter is longer.
+    /// The chunk sizes. Only a chunk with a single parameter is longer, and one of bytes may be by padding.
     pub fn chunk_sizes(&self) -> ChunkSizes {
         self.chunk_sizes
     }
