@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 seconds=${SECONDS_EACH:-60}
-targets=${TARGETS:-jsonl parquet template safetensors config_json tokenizer_json gguf}
+targets=${TARGETS:-jsonl parquet template safetensors codes config_json tokenizer_json gguf}
 export LD_LIBRARY_PATH="$PWD/.libtorch/lib"
 export RUSTC_BOOTSTRAP=1    # cargo-fuzz asks for instrumentation that the stable compiler has behind this switch
 
@@ -27,6 +27,9 @@ sed 's/"hidden_size": 8, "intermediate_size": 16/"hidden_size": 32, "intermediat
 for dtype in q8_0 bf16; do
     "$program" model export "$seeds/wide" --gguf "$seeds/wide-$dtype.gguf" --dtype "$dtype" 2> /dev/null
 done
+for kind in nf4 int8; do
+    "$program" model quantize "$seeds/wide" --quantize "$kind" --out "$seeds/$kind" 2> /dev/null
+done
 
 for target in $targets; do
     corpus=fuzz/corpus/$target
@@ -36,6 +39,7 @@ for target in $targets; do
         jsonl) cp fuzz/seeds/*.jsonl "$corpus" ;;
         template) cp fuzz/seeds/*.jinja "$corpus" ;;
         safetensors) cp "$seeds/model/model.safetensors" "$corpus" ;;
+        codes) for kind in nf4 int8; do cp "$seeds/$kind/model.safetensors" "$corpus/$kind"; done ;;
         config_json) cp "$seeds/model/config.json" fuzz/seeds/*.config.json "$corpus" ;;
         gguf) cp "$seeds"/*.gguf "$corpus" ;;
         tokenizer_json) cp "$seeds/tokenizer/tokenizer.json" "$corpus" ;;
