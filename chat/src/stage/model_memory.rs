@@ -162,7 +162,16 @@ fn bytes_of(
 ) -> Result<ModelBytes, models::Error> {
     let quantize = model.quantization(config);
     let options = LoadOptions { quantize, ..model.load_options(model_parallel(config, groups)) };
-    let specs = if model.shares_trunk { own_weight_specs } else { weight_specs }(model.spec(), &options)?;
+    let specs = match model.lora {
+        _ if model.shares_trunk => own_weight_specs(model.spec(), &options)?,
+        None => weight_specs(model.spec(), &options)?,
+        // The trunk is a language model with its head, also below a score head.
+        Some(_) => {
+            let trunk = DecoderSpec::on_trunk(model.config.clone(), HeadKind::Vocabulary, None);
+            let frozen = LoadOptions { trainable: false, ..options.clone() };
+            [weight_specs(trunk, &frozen)?, own_weight_specs(model.spec(), &options)?].concat()
+        }
+    };
     let (stage, moments) = (config.parallel.zero, config.train.moments_dtype);
     Ok(ModelBytes { role: model.role, bytes: StateBytes::of(&specs, stage, groups, moments) })
 }
