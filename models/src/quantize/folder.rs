@@ -80,7 +80,12 @@ pub fn quantize(model: &Path, quantization: Quantization, out: &Path) -> Result<
 pub fn dequantize(model: &Path, kind: Kind, out: &Path) -> Result<(), Error> {
     let stored = StoredModel::open(model)?;
     if stored.quantization().is_none() {
-        return Err(refused(model, "nothing", "the weights of this model are numbers already"));
+        return Err(Error::Field {
+            path: stored.config().origin().to_owned(),
+            key: settings::KEY.to_owned(),
+            expected: "that of nf4 or int8 codes".to_owned(),
+            got: "none: the weights of this model are numbers already".to_owned(),
+        });
     }
     let config = stored.config().for_causal_lm(kind);
     stored.save_changed(out, &config, Some(kind), |_, values| Ok(values))
