@@ -18,7 +18,7 @@ use crate::lora::plan::block_of;
 use crate::lora::{Init, LoraLinear, LoraPlan, LoraTarget};
 use crate::model_parallel::{ModelParallel, WeightPlacement};
 use crate::norm::Norm;
-use crate::quantize::{QuantizedMatrix, QuantizedSource, QuantizedWeights};
+use crate::quantize::{CodesLayout, QuantizedLayers, QuantizedMatrix, QuantizedWeights};
 
 /// The name of the scalar head's weight in sequence-classification checkpoints.
 pub const SCORE_WEIGHT: &str = "score.weight";
@@ -39,6 +39,8 @@ pub struct ParameterRequest<'a> {
     pub is_local: bool,
     /// The part of the model that the parameter belongs to.
     pub part: ParameterPart,
+    /// How the weight of a linear layer lies that is held in codes: the parameter is a row of bytes then.
+    pub codes: Option<&'a CodesLayout>,
 }
 
 /// The part of a model that a parameter belongs to.
@@ -46,9 +48,6 @@ pub struct ParameterRequest<'a> {
 pub enum ParameterPart {
     /// The weights that models with different adapters and heads share.
     Trunk,
-    /// The whole weight of a linear layer of the trunk, which is quantised and then sharded. It is no
-    /// parameter.
-    Quantized,
     /// A module or a bias of the trunk that the model trains, a copy of its own.
     TrunkCopy,
     /// A matrix or magnitudes of an adapter, or rows of single tokens, in fp32.
@@ -60,7 +59,7 @@ pub enum ParameterPart {
 impl ParameterPart {
     /// Whether the parameter has this model's values, also where the trunk is shared.
     pub fn is_own(self) -> bool {
-        !matches!(self, Self::Trunk | Self::Quantized)
+        self != Self::Trunk
     }
 }
 
@@ -105,7 +104,7 @@ pub struct ModuleBuilder<'a> {
     source: &'a mut ParameterSource<'a>,
     model_parallel: &'a ModelParallel,
     lora: Option<&'a LoraPlan>,
-    quantize: Option<&'a QuantizedSource>,
+    quantize: Option<&'a QuantizedLayers>,
     is_local: bool,
     is_expert: bool,
     parameters: Vec<Parameter>,
@@ -119,12 +118,12 @@ pub struct ModuleBuilder<'a> {
 
 impl<'a> ModuleBuilder<'a> {
     /// Starts with no parameters, for a model of this architecture whose linear layers get the adapters of
-    /// `lora` and have quantised weights from `quantize`.
+    /// `lora`, and whose weights are held in codes as `quantize` says.
     pub fn new(
         architecture: &'a Architecture,
         model_parallel: &'a ModelParallel,
         lora: Option<&'a LoraPlan>,
-        quantize: Option<&'a QuantizedSource>,
+        quantize: Option<&'a QuantizedLayers>,
         source: &'a mut ParameterSource<'a>,
     ) -> Self {
         Self {
@@ -235,26 +234,23 @@ impl<'a> ModuleBuilder<'a> {
         placement: &WeightPlacement,
     ) -> Result<Tensor, Error> {
         let partial_grad = matches!(placement, WeightPlacement::ReplicatePartialGrad);
-        let placement = self.placement_of(placement);
+        let placement = &self.placement_of(placement);
+        let is_local = self.is_local;
+        let request = ParameterRequest { name, shape, placement, initial, is_local, part, codes: None };
+        self.request(&request, partial_grad)
+    }
 
-        let tensor = (self.source)(&ParameterRequest {
-            name,
-            shape,
-            placement: &placement,
-            initial,
-            is_local: self.is_local,
-            part,
-        })?;
-        if !self.is_local {
-            return Ok(tensor);
+    /// Requests a parameter, and registers it if this rank holds it.
+    fn request(&mut self, request: &ParameterRequest<'_>, partial_grad: bool) -> Result<Tensor, Error> {
+        let tensor = (self.source)(request)?;
+        if request.is_local {
+            self.parameters.push(Parameter {
+                partial_grad,
+                is_expert: self.is_expert,
+                ..Parameter::with_placement(request.name, &tensor, request.placement.clone())
+            });
+            self.parts.push(request.part);
         }
-
-        self.parameters.push(Parameter {
-            partial_grad,
-            is_expert: self.is_expert,
-            ..Parameter::with_placement(name, &tensor, placement)
-        });
-        self.parts.push(part);
         Ok(tensor)
     }
 
@@ -360,10 +356,10 @@ impl<'a> ModuleBuilder<'a> {
         layer: &LinearSpec<'_>,
         deviation: f64,
     ) -> Result<Option<QuantizedMatrix>, Error> {
-        let holds = |quantize: &&QuantizedSource| {
-            self.is_local && quantize.holds(layer.name) && !self.is_router(layer.name)
+        let quantize = self.quantize.filter(|_| self.is_local && !self.is_router(layer.name));
+        let Some(format) = quantize.and_then(|quantize| quantize.format_of(layer.name)) else {
+            return Ok(None);
         };
-        let Some(quantize) = self.quantize.filter(holds) else { return Ok(None) };
         let refused = |setting: &str, fix: &str| Error::Quantized {
             layer: layer.name.to_owned(),
             setting: setting.to_owned(),
@@ -375,42 +371,23 @@ impl<'a> ModuleBuilder<'a> {
 
         let [inner, outer] = layer.sizes;
         let placement = self.placement_of(&matrix_placement(layer, false));
-        let shape = [outer, inner];
-        let matrix = match quantize {
-            QuantizedSource::Shared(weights) => weights.get(layer.name).cloned(),
-            QuantizedSource::Sizes(quantization) => QuantizedMatrix::sizes(*quantization, shape, &placement),
-            QuantizedSource::StoredSizes(codes) => {
-                QuantizedMatrix::sizes(codes.quantization(), shape, &placement)
-            }
-            QuantizedSource::Stored(codes) => {
-                QuantizedMatrix::of_codes(codes.read(layer.name, shape)?, shape, &placement)
-            }
-            QuantizedSource::Read(quantization) => {
-                let full = self.full_matrix(layer, deviation)?;
-                QuantizedMatrix::new(*quantization, &full, &placement)
-            }
-        };
-
-        let fix = "set another [parallel.tensor] size";
-        let matrix =
-            matrix.ok_or_else(|| refused("a tensor-parallel split of its inputs in several pieces", fix))?;
-        self.quantized.insert(layer.name.to_owned(), matrix.clone());
-        Ok(Some(matrix))
-    }
-
-    /// Requests the whole weight `[out, in]` of a linear layer, which is not registered.
-    fn full_matrix(&mut self, layer: &LinearSpec<'_>, deviation: f64) -> Result<Tensor, Error> {
-        let [inner, outer] = layer.sizes;
-        let in_out = self.architecture.is_conv1d;
-        let full = (self.source)(&ParameterRequest {
+        let layout = CodesLayout::new(format, [outer, inner], &placement).ok_or_else(|| {
+            let fix = "set another [parallel.tensor] size";
+            refused("a tensor-parallel split of its inputs in several pieces", fix)
+        })?;
+        let request = ParameterRequest {
             name: &format!("{}.weight", layer.name),
-            shape: &if in_out { [inner, outer] } else { [outer, inner] },
-            placement: &Placement::Replicate,
+            shape: &layout.placement().global_shape(&[layout.num_bytes() as i64]),
+            placement: layout.placement(),
             initial: Initial::Normal(deviation),
             is_local: true,
-            part: ParameterPart::Quantized,
-        })?;
-        Ok(if in_out { full.tr() } else { full })
+            part: ParameterPart::Trunk,
+            codes: Some(&layout),
+        };
+        let bytes = self.request(&request, false)?;
+        let matrix = QuantizedMatrix::over(bytes, layout, &placement);
+        self.quantized.insert(layer.name.to_owned(), matrix.clone());
+        Ok(Some(matrix))
     }
 
     /// Builds the adapter of a linear layer.

@@ -32,7 +32,7 @@ use crate::lora::folder::{self, AdapterParameters, AdapterSettings};
 use crate::lora::{HeadAdapter, LoraPlan};
 use crate::model_parallel::ModelParallel;
 use crate::norm::Norm;
-use crate::quantize::{Quantization, QuantizedMatrix, QuantizedSource, QuantizedWeights};
+use crate::quantize::{Quantization, QuantizedLayers, QuantizedMatrix, QuantizedWeights};
 use crate::rope::Rotary;
 use crate::tensor_parallel_region::TensorParallelRegion;
 use crate::vocab_parallel::{VocabParallelEmbedding, VocabShard};
@@ -67,8 +67,8 @@ pub struct DecoderSpec {
     pub head: HeadKind,
     /// The adapters of its linear layers, if they have any.
     pub lora: Option<Arc<LoraPlan>>,
-    /// Where the weights of its linear layers come from, if they are quantised.
-    pub quantize: Option<QuantizedSource>,
+    /// Which of its linear layers are held in codes, if any.
+    pub quantize: Option<QuantizedLayers>,
     /// Whether the decoder is a trunk, or shares one. Its layers are then divided over the ranks of a
     /// pipeline as those of a model with a vocabulary head are, whatever head it has itself.
     pub is_on_trunk: bool,
@@ -105,8 +105,9 @@ impl LoadOptions {
 
     fn kind_of(&self, request: &ParameterRequest<'_>) -> Kind {
         match request.part {
+            _ if request.codes.is_some() => Kind::Uint8,
             ParameterPart::Adapter | ParameterPart::ScalarHead => Kind::Float,
-            ParameterPart::Trunk | ParameterPart::Quantized | ParameterPart::TrunkCopy => self.kind,
+            ParameterPart::Trunk | ParameterPart::TrunkCopy => self.kind,
         }
     }
 
@@ -117,9 +118,9 @@ impl LoadOptions {
         no_grad(|| converted.contiguous())
     }
 
-    /// Whether a parameter is trained. The trunk of a model with adapters is frozen.
-    pub(crate) fn trains(&self, part: ParameterPart, has_adapter: bool) -> bool {
-        self.trainable && (part.is_own() || !has_adapter)
+    /// Whether a parameter is trained. The trunk of a model with adapters is frozen, and so are codes.
+    pub(crate) fn trains(&self, request: &ParameterRequest<'_>, has_adapter: bool) -> bool {
+        self.trainable && request.codes.is_none() && (request.part.is_own() || !has_adapter)
     }
 }
 
@@ -151,7 +152,9 @@ pub struct Decoder {
     /// The part of the model that each parameter belongs to.
     parts: Vec<ParameterPart>,
     lora: Option<LoraModel>,
-    /// The weights of linear layers that are held in codes, and are no parameters.
+    /// Which linear layers are held in codes, if any.
+    quantize: Option<QuantizedLayers>,
+    /// The codes of this rank.
     quantized: QuantizedWeights,
     is_on_trunk: bool,
     model_parallel: ModelParallel,
@@ -189,13 +192,8 @@ impl Decoder {
     /// What another decoder with the same modules and this head is built from.
     fn spec(&self, head: HeadKind) -> DecoderSpec {
         let lora = self.lora.as_ref().map(|lora| Arc::clone(&lora.plan));
-        let quantize = self.shared_codes();
+        let quantize = self.quantize.clone();
         DecoderSpec { config: self.config.clone(), head, lora, quantize, is_on_trunk: self.is_on_trunk }
-    }
-
-    /// The quantised weights, for a model that shares them; `None` if there are none.
-    fn shared_codes(&self) -> Option<QuantizedSource> {
-        (!self.quantized.is_empty()).then(|| QuantizedSource::Shared(self.quantized.clone()))
     }
 
     /// The weights of linear layers that are held in codes, by the names of their layers.
@@ -205,7 +203,7 @@ impl Decoder {
 
     /// How the weights of linear layers are held, if in codes.
     pub fn quantization(&self) -> Option<Quantization> {
-        self.quantized.values().find_map(QuantizedMatrix::quantization)
+        self.quantized.values().next().map(QuantizedMatrix::quantization)
     }
 
     /// The indices of the parameters of each part that is held at a time.

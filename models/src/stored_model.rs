@@ -50,7 +50,7 @@ impl StoredModel {
             let (all, spellings) = (Placement::Replicate, names.spellings(&name));
             let module = name.strip_suffix(".weight");
             let layer = module.filter(|module| shape.len() == 2 && !is_table(module));
-            if codes.as_ref().zip(layer).is_some_and(|(codes, layer)| codes.has(layer)) {
+            if codes.as_ref().zip(layer).is_some_and(|(codes, layer)| codes.format_of(layer).is_some()) {
                 files.mark_remote(&spellings)?;
                 let spec = TensorSpec { name, kind: Kind::Float, shape };
                 tensors.push(StoredTensor { spec, reader: None });
@@ -105,7 +105,7 @@ impl StoredModel {
         if is_conv1d {
             shape.reverse();
         }
-        let matrix = QuantizedMatrix::of_codes(codes.read(layer, shape)?, shape, &Placement::Replicate);
+        let matrix = QuantizedMatrix::of_codes(&codes.read(layer, shape)?, shape, &Placement::Replicate);
         let numbers = matrix.expect("the rows of a whole matrix are whole").dense(Kind::Float);
         Ok(if is_conv1d { numbers.tr().contiguous() } else { numbers })
     }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::path::PathBuf;
 
-use gemini::{GeminiConfig, TrainConfig, ZeroStage};
+use gemini::{GeminiConfig, TrainConfig};
 use rlhf::config::{
     CpoConfig, DistillConfig, DpoConfig, KtoConfig, OldLogprobs, OrpoConfig, PpoConfig, RewardConfig,
     SimpoConfig,
@@ -157,22 +157,7 @@ impl RunConfig {
                           or leave this key out";
             return refuse("eval.every", self.eval.every, wanted);
         }
-        self.check_quantize(stage)
-    }
-
-    /// Refuses quantised weights where weights leave memory.
-    fn check_quantize(&self, stage: &StageSchema) -> Result<(), ConfigError> {
-        let Some(quantization) = self.model.quantize.filter(|_| stage.reads("model.quantize")) else {
-            return Ok(());
-        };
-        let wanted = if self.gemini.device_memory.is_some() {
-            "quantised weights stay in memory: leave it out, or [gemini] device_memory"
-        } else if self.parallel.zero == ZeroStage::Weights {
-            "quantised weights are not divided: leave it out, or set [parallel] zero to 2 or less"
-        } else {
-            return Ok(());
-        };
-        refuse("model.quantize", quantization.name(), wanted)
+        Ok(())
     }
 
     /// The optimizer steps of the run (for PPO: of the policy), if no row has to be counted for it.

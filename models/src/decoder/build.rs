@@ -81,6 +81,7 @@ impl Decoder {
             parameters,
             parts,
             lora: spec.lora.map(|plan| LoraModel { plan, adapted, trains_bias }),
+            quantize: spec.quantize,
             quantized,
             is_on_trunk: spec.is_on_trunk,
             model_parallel: model_parallel.clone(),

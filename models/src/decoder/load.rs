@@ -5,6 +5,7 @@
 //! parameters in order of use, and then over the reserved memory, so that loading never needs memory for a
 //! second copy of the model.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,17 +14,17 @@ use parallel::memory;
 use parallel::residency::{
     Access, HeldWeights, WeightAllocator, WeightSource, WeightSpec, WeightStore, Weights,
 };
-use parallel::{Parameter, Placement, Segmented};
-use tch::{Device, Kind, Tensor};
+use parallel::{Placement, Segmented, upload};
+use tch::{Device, Tensor, no_grad};
 
 use super::{Decoder, DecoderSpec, HeadKind, LoadOptions, ModelMemory};
 use crate::Error;
 use crate::architecture::Names;
-use crate::builder::{ParameterPart, ParameterRequest, SCORE_WEIGHT};
+use crate::builder::{ParameterRequest, SCORE_WEIGHT};
 use crate::config::Config;
 use crate::initialize;
 use crate::quantize::stored::StoredCodes;
-use crate::quantize::{QuantizedSource, settings};
+use crate::quantize::{CodesLayout, MatrixCodes, QuantizedLayers, settings};
 use crate::weights::{TensorReader, WeightFolder, copy_elements};
 
 /// The values of one parameter.
@@ -32,6 +33,8 @@ pub(crate) enum Values {
     Tensor(Tensor),
     /// This rank's shard in a file, which can be read again.
     File(FileValues),
+    /// This rank's bytes of codes that are in a file, which can be read again.
+    Codes(CodesInFile),
     /// A weight of another model, which can be copied again.
     Weight {
         /// The memory of the other model.
@@ -50,6 +53,13 @@ pub(crate) struct FileValues {
     name: String,
     /// Whether the values were found to be finite.
     is_checked: AtomicBool,
+}
+
+/// The codes of a linear layer in a file of a model folder.
+pub(crate) struct CodesInFile {
+    stored: Arc<StoredCodes>,
+    layer: String,
+    layout: CodesLayout,
 }
 
 /// Returns the values of a requested parameter, which this rank holds.
@@ -75,10 +85,11 @@ pub(crate) fn from_folder(
     let ties = config.architecture().tie_word_embeddings && head == HeadKind::Vocabulary;
     let options = &held_as_stored(&config, options)?;
     check_quantize(&config, options)?;
+    let is_conv1d = config.architecture().is_conv1d;
     let codes = StoredCodes::of(folder, &config, &files);
     let quantize = match &codes {
-        Some(codes) => Some(QuantizedSource::Stored(Arc::clone(codes))),
-        None => options.quantize.map(QuantizedSource::Read),
+        Some(codes) => Some(QuantizedLayers::Stored(Arc::clone(codes))),
+        None => options.quantize.map(QuantizedLayers::All),
     };
     let spec = DecoderSpec { quantize, ..DecoderSpec::whole(config, head) };
     let decoder = fill(spec, options, &mut |request| {
@@ -90,6 +101,19 @@ pub(crate) fn from_folder(
             files.mark_remote(&spellings)?;
             return Ok(Values::Tensor(options.placeholder()));
         }
+        if let Some(layout) = request.codes {
+            if let Some(stored) = &codes {
+                files.mark_remote(&spellings)?;
+                return Ok(Values::codes(stored, request, layout));
+            }
+            let mut shape = layout.shape();
+            if is_conv1d {
+                shape.reverse();
+            }
+            let reader = files.reader(&spellings, &shape, &Placement::Replicate)?;
+            let full = Values::file(reader, folder, request).read()?;
+            return Ok(Values::Tensor(quantized(if is_conv1d { full.tr() } else { full }, layout)));
+        }
 
         let reader = files.reader(&spellings, request.shape, request.placement)?;
         if ties && request.name.strip_suffix(".weight") == Some(names.token_embedding) {
@@ -99,12 +123,17 @@ pub(crate) fn from_folder(
         Ok(Values::file(reader, folder, request))
     })?;
 
-    for layer in decoder.quantized_weights().keys() {
-        files.mark_remote(&names.spellings(&format!("{layer}.weight")))?;
-    }
     let is_companion = |name: &str| codes.as_ref().is_some_and(|codes| codes.is_companion(name));
     files.check_all_used(|name| is_ignorable(name) || is_companion(name))?;
     Ok(decoder)
+}
+
+/// This rank's bytes of the codes of a weight `[out, in]`.
+fn quantized(full: Tensor, layout: &CodesLayout) -> Tensor {
+    let codes = MatrixCodes::of(layout.format().quantization(), &full);
+    // The numbers are not needed any more, and they are the larger part.
+    drop(full);
+    upload(&layout.pack(&codes), Device::Cpu)
 }
 
 /// The options with which a folder is read: codes in its files stay as they are.
@@ -246,13 +275,12 @@ pub(super) fn fill(
     let has_adapter = spec.lora.is_some();
     let Some(allocator) = &options.memory else {
         return Decoder::build(spec, &options.model_parallel, &mut |request| {
-            Ok(match values(request)? {
-                values if request.part == ParameterPart::Quantized => values.read()?,
-                values if !request.is_local => values.read()?,
-                values => options
-                    .materialize(request, &values.read()?)
-                    .set_requires_grad(options.trains(request.part, has_adapter)),
-            })
+            let values = values(request)?.read()?;
+            if !request.is_local {
+                return Ok(values);
+            }
+            let is_trained = options.trains(request, has_adapter);
+            Ok(options.materialize(request, &values).set_requires_grad(is_trained))
         });
     };
 
@@ -260,13 +288,13 @@ pub(super) fn fill(
     let mut next = 0..;
     let mut decoder = Decoder::build(spec, &options.model_parallel, &mut |request| {
         let values = values(request)?;
-        if !request.is_local || request.part == ParameterPart::Quantized {
+        if !request.is_local {
             return values.read();
         }
         let index = next.next().expect("the range does not end");
         let keep = !matches!(values, Values::Tensor(_));
         store.load(index, values.into_source(), keep).map_err(own_error)?;
-        Ok(store.tensor(index).set_requires_grad(options.trains(request.part, has_adapter)))
+        Ok(store.tensor(index).set_requires_grad(options.trains(request, has_adapter)))
     })?;
     decoder.memory = Some(ModelMemory { allocator: Arc::clone(allocator), store });
     Ok(decoder)
@@ -289,12 +317,7 @@ fn reserve(
     options: &LoadOptions,
     allocator: &Arc<dyn WeightAllocator>,
 ) -> Result<Arc<dyn WeightStore>, Error> {
-    let quantize = spec.quantize.map(|quantize| match quantize {
-        QuantizedSource::Read(quantization) => QuantizedSource::Sizes(quantization),
-        QuantizedSource::Stored(codes) => QuantizedSource::StoredSizes(codes),
-        other => other,
-    });
-    let (decoder, specs) = without_values(DecoderSpec { quantize, ..spec }, options)?;
+    let (decoder, specs) = without_values(spec, options)?;
     Ok(allocator.allocate(specs, decoder.weights_of_parts())?)
 }
 
@@ -303,15 +326,8 @@ fn reserve(
 pub fn weight_specs(spec: DecoderSpec, options: &LoadOptions) -> Result<Vec<WeightSpec>, Error> {
     let trainable = options.trainable && spec.lora.is_none();
     check_quantize(&spec.config, &LoadOptions { trainable, ..options.clone() })?;
-    let quantize = options.quantize.map(QuantizedSource::Sizes);
-    let (decoder, mut specs) = without_values(DecoderSpec { quantize, ..spec }, options)?;
-    specs.extend(decoder.quantized_weights().iter().map(|(layer, matrix)| WeightSpec {
-        parameter: Parameter::replicated(format!("{layer}.weight"), &options.placeholder()),
-        shape: vec![matrix.num_bytes() as i64],
-        kind: Kind::Uint8,
-        trainable: false,
-    }));
-    Ok(specs)
+    let quantize = options.quantize.map(QuantizedLayers::All);
+    without_values(DecoderSpec { quantize, ..spec }, options).map(|(_, specs)| specs)
 }
 
 /// Like [`weight_specs`], for a decoder on a trunk that is in memory already: the places of what the decoder
@@ -332,7 +348,7 @@ pub(super) fn without_values(
     let decoder = Decoder::build(spec, &options.model_parallel, &mut |request| {
         if request.is_local {
             let shape = request.placement.local_shape(request.shape);
-            places.push((shape, options.kind_of(request), options.trains(request.part, has_adapter)));
+            places.push((shape, options.kind_of(request), options.trains(request, has_adapter)));
         }
         Ok(options.placeholder())
     })?;
@@ -351,6 +367,12 @@ impl Values {
         Self::File(FileValues { reader, folder, name, is_checked: AtomicBool::new(false) })
     }
 
+    /// The bytes of the codes of a requested parameter, from a file.
+    fn codes(stored: &Arc<StoredCodes>, request: &ParameterRequest<'_>, layout: &CodesLayout) -> Self {
+        let layer = request.name.strip_suffix(".weight").expect("the codes are those of a weight").to_owned();
+        Self::Codes(CodesInFile { stored: Arc::clone(stored), layer, layout: layout.clone() })
+    }
+
     /// The values as a tensor of their own.
     pub(super) fn read(self) -> Result<Tensor, Error> {
         match self {
@@ -360,6 +382,7 @@ impl Values {
                 values.check(&tensor)?;
                 Ok(tensor)
             }
+            Self::Codes(codes) => Ok(upload(&codes.read()?, Device::Cpu)),
             Self::Weight { store, index, tensor } => {
                 let _weight = HeldWeights::fetch(Some(&*store), Weights::Parameter(index), Access::Read)?;
                 Ok(tensor.copy())
@@ -376,10 +399,12 @@ impl Values {
             }),
             Self::File(values) => Box::new(move |target, elements| {
                 let read = values.reader.read_into(target, elements).and_then(|()| values.check(target));
-                read.map_err(|error| parallel::Error::Residency {
-                    class: error.class(),
-                    error: Box::new(error),
-                })
+                read.map_err(passed_error)
+            }),
+            Self::Codes(codes) => Box::new(move |target, elements| {
+                let bytes = codes.read().map_err(passed_error)?;
+                copy_bytes(target, &bytes, elements);
+                Ok(())
             }),
             Self::Weight { store, index, tensor } => Box::new(move |target, elements| {
                 let _weight = HeldWeights::fetch(Some(&*store), Weights::Parameter(index), Access::Read)?;
@@ -388,6 +413,29 @@ impl Values {
             }),
         }
     }
+}
+
+impl CodesInFile {
+    fn read(&self) -> Result<Vec<u8>, Error> {
+        Ok(self.layout.pack(&self.stored.read(&self.layer, self.layout.shape())?))
+    }
+}
+
+/// Copies some of `bytes` to their places in `target`, a contiguous tensor with a place for each. Under a
+/// budget there may be no room for a second tensor of all of them.
+fn copy_bytes(target: &Tensor, bytes: &[u8], elements: Range<usize>) {
+    const PIECE_BYTES: usize = 1 << 16;
+    let (target, end) = (target.detach(), elements.end);
+    for start in elements.step_by(PIECE_BYTES) {
+        let piece = &bytes[start..(start + PIECE_BYTES).min(end)];
+        let place = target.narrow(0, start as i64, piece.len() as i64);
+        no_grad(|| place.shallow_clone().copy_(&Tensor::from_slice(piece)));
+    }
+}
+
+/// Packs an error of a source, which passes through the memory manager.
+fn passed_error(error: Error) -> parallel::Error {
+    parallel::Error::Residency { class: error.class(), error: Box::new(error) }
 }
 
 impl FileValues {
@@ -404,13 +452,10 @@ impl FileValues {
 fn check_quantize(config: &Config, options: &LoadOptions) -> Result<(), Error> {
     let Some(quantization) = options.quantize else { return Ok(()) };
     let is_stored = config.quantization().is_some();
-    let memory = options.memory.as_ref();
     let fix = if options.trainable {
         "weights that are trained have to be numbers: train adapters, with [model.lora]"
     } else if options.device != Device::Cpu {
         "quantised weights are on the processor only: choose the device `cpu`"
-    } else if memory.is_some_and(|memory| memory.is_limited() || memory.num_shards() > 1) {
-        "quantised weights stay in memory: leave out [gemini] device_memory and [parallel] zero = 3"
     } else {
         return Ok(());
     };

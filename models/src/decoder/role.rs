@@ -113,27 +113,26 @@ pub(crate) fn merge(from: &Decoder, head: HeadKind, options: &LoadOptions) -> Re
         let module = request.name.strip_suffix(".weight").unwrap_or(request.name);
         let is_conv1d = from.architecture().is_conv1d && module != from.architecture().names.head;
         let in_layout = |weight: Tensor| if is_conv1d { weight.tr().contiguous() } else { weight };
-        if let Some(matrix) = from.quantized.get(module) {
-            let weight = matrix.dense(Kind::Float);
-            let Some((lora, own)) = adapter_of(from, module)? else {
-                return Ok(Values::Tensor(in_layout(weight)));
-            };
-            let _weights = HeldWeights::fetch(from.residency(), Weights::Parameters(&own), Access::Read)?;
-            return Ok(Values::Tensor(in_layout(lora.merged(&weight)?)));
-        }
-
         let index = shared_index(from, request.name);
-        let weight = from.parameters[index].tensor.detach();
         if let Some(merged) = merged_table(from, module, index)? {
             return Ok(Values::Tensor(merged));
         }
-        let Some((lora, own)) = adapter_of(from, module)? else {
-            let _weight = HeldWeights::fetch(from.residency(), Weights::Parameter(index), Access::Read)?;
-            return Ok(Values::Tensor(weight.copy()));
-        };
-        let used: Vec<usize> = own.into_iter().chain([index]).collect();
+
+        let adapter = adapter_of(from, module)?;
+        let own = adapter.iter().flat_map(|(_, own)| own.iter().copied());
+        let used: Vec<usize> = own.chain([index]).collect();
         let _weights = HeldWeights::fetch(from.residency(), Weights::Parameters(&used), Access::Read)?;
-        Ok(Values::Tensor(in_layout(lora.merged(&if is_conv1d { weight.tr() } else { weight })?)))
+        let weight = from.parameters[index].tensor.detach();
+        let out_in = match from.quantized.get(module) {
+            Some(matrix) => matrix.dense(Kind::Float),
+            None if adapter.is_none() => return Ok(Values::Tensor(weight.copy())),
+            None if is_conv1d => weight.tr(),
+            None => weight,
+        };
+        Ok(Values::Tensor(in_layout(match &adapter {
+            Some((lora, _)) => lora.merged(&out_in)?,
+            None => out_in,
+        })))
     })
 }
 
@@ -186,7 +185,7 @@ fn build(
     trainable: bool,
     values: &mut ValuesFn<'_>,
 ) -> Result<Decoder, Error> {
-    let quantize = trunk.shared_codes();
+    let quantize = trunk.quantize.clone();
     let spec = DecoderSpec { quantize, ..DecoderSpec::on_trunk(trunk.config.clone(), head, lora.cloned()) };
     let options = LoadOptions {
         kind: trunk.kind(),
@@ -302,11 +301,11 @@ fn table_rows(trunk: &Decoder, module: &str, tokens: &[i64]) -> Result<Tensor, E
 /// The norms of the rows `[out, in]` of a linear layer's weight, `[out]`, fp32: the magnitudes of a new DoRA
 /// adapter.
 fn row_norms(trunk: &Decoder, module: &str) -> Result<Tensor, Error> {
+    let index = shared_index(trunk, &format!("{module}.weight"));
+    let _weight = HeldWeights::fetch(trunk.residency(), Weights::Parameter(index), Access::Read)?;
     if let Some(matrix) = trunk.quantized.get(module) {
         return Ok(matrix.row_norms(trunk.kind())?);
     }
-    let index = shared_index(trunk, &format!("{module}.weight"));
-    let _weight = HeldWeights::fetch(trunk.residency(), Weights::Parameter(index), Access::Read)?;
     let parameter = &trunk.parameters[index];
     let inputs = i64::from(!trunk.architecture().is_conv1d);
     let squares = no_grad(|| {

@@ -12,8 +12,8 @@ use parallel::upload;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
+use super::codes::MatrixCodes;
 use super::kind::Quantization;
-use super::matrix::MatrixCodes;
 use super::nf4::{BLOCK, BOOK};
 use super::scales::{self, NESTED_BLOCK};
 use super::settings;

@@ -21,9 +21,9 @@ use std::sync::Arc;
 use parallel::safetensors_file::TensorFile;
 use serde_json::{Map, Value, json};
 
+use super::codes::{CodeFormat, MatrixCodes};
 use super::int8::Int8;
 use super::kind::Quantization;
-use super::matrix::MatrixCodes;
 use super::nf4::{self, BLOCK, Nf4};
 use super::scales::{NESTED_BLOCK, Scales};
 use crate::Error;
@@ -67,9 +67,19 @@ impl StoredCodes {
         self.quantization
     }
 
-    /// Whether the weight of a linear layer is held in codes.
-    pub(crate) fn has(&self, layer: &str) -> bool {
-        self.is_code(&self.weight_of(layer))
+    /// What the codes of a linear layer are; `None` if its weight is numbers.
+    pub(crate) fn format_of(&self, layer: &str) -> Option<CodeFormat> {
+        let weight = self.weight_of(layer);
+        self.is_code(&weight).then(|| match self.quantization {
+            Quantization::Nf4 if self.is_nested(&weight) => CodeFormat::Nf4,
+            Quantization::Nf4 => CodeFormat::Nf4WithNumbers,
+            Quantization::Int8 => CodeFormat::Int8,
+        })
+    }
+
+    /// Whether the scales of a weight are codes.
+    fn is_nested(&self, weight: &str) -> bool {
+        self.file(&format!("{weight}{NESTED_ABSMAX}")).is_some()
     }
 
     /// Whether a tensor belongs to the codes of a weight: scales, and what codes stand for.
@@ -99,7 +109,7 @@ impl StoredCodes {
         let numel = shape.iter().product::<i64>() as usize;
         let blocks = numel.div_ceil(BLOCK);
         let part = |end: &str| format!("{weight}{end}");
-        let is_nested = self.file(&part(NESTED_ABSMAX)).is_some();
+        let is_nested = self.is_nested(weight);
         let offset = self.offset(&part(QUANT_STATE), shape, is_nested)?;
         let map = part(QUANT_MAP);
         if self.numbers(&map, nf4::BOOK.len())? != nf4::BOOK {
