@@ -37,7 +37,7 @@ impl ShardSpec {
         let mut end = 0;
         let range = |length: &i64| {
             end += length;
-            vec![end - length..end]
+            std::iter::once(end - length..end).collect()
         };
         Self { dim, ranges: lengths.iter().map(range).collect() }
     }

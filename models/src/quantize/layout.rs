@@ -132,7 +132,8 @@ impl CodesLayout {
     fn push_halves(&self, whole: &[u8], bytes: &mut Vec<u8>) {
         let starts = || self.row_starts.iter().map(|start| *start as usize);
         if self.columns.is_multiple_of(2) && starts().all(|start| start.is_multiple_of(2)) {
-            starts().for_each(|start| bytes.extend(&whole[start / 2..(start + self.columns) / 2]));
+            let row = self.columns / 2;
+            starts().for_each(|start| bytes.extend(&whole[start / 2..][..row]));
             return;
         }
         let first = bytes.len();

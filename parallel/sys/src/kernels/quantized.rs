@@ -94,15 +94,13 @@ pub fn numbers_and_bytes(tensor: &Tensor, count: usize) -> (&[f32], &[u8]) {
     if tensor.numel() == 0 {
         return (&[], &[]);
     }
-    let start = tensor.data_ptr().cast::<u8>();
-    assert!(start.cast::<f32>().is_aligned(), "the numbers are aligned");
-    let bytes = tensor.numel() - count * size_of::<f32>();
-    // SAFETY: the tensor has so many bytes in a row, the first of which are aligned numbers, and any bits are
-    // a number.
-    unsafe {
-        let numbers = std::slice::from_raw_parts(start.cast::<f32>(), count);
-        (numbers, std::slice::from_raw_parts(start.add(count * size_of::<f32>()), bytes))
-    }
+    // SAFETY: the tensor has so many bytes in a row.
+    let bytes = unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), tensor.numel()) };
+    let (numbers, bytes) = bytes.split_at(count * size_of::<f32>());
+    // SAFETY: any bits are a number.
+    let (before, numbers, after) = unsafe { numbers.align_to::<f32>() };
+    assert!(before.is_empty() && after.is_empty(), "the numbers are aligned");
+    (numbers, bytes)
 }
 
 /// The matrix `[rows, columns]` that codes stand for, in fp32 or bfloat16. The numbers are computed in fp32.
