@@ -6,7 +6,9 @@ For each seed the demo runs once, unless --demo names the folder of one that has
 and PPO from its SFT model, with the steps and rows of the demo; the stages of PPO with adapters are a reward model and a
 policy, which share one copy of the weights. A learning rate is that of the full model times one of FACTORS: the one whose
 model answers most training questions of the first seed, with sampled answers. The verifier counts exact matches of greedy
-and of sampled answers to the held-out questions. Standard library only; results that are there already are not made again.
+and of sampled answers to the held-out questions. Time and memory are those of short runs, in full and with adapters in
+turn, so that what else the machine does meets both; --costs-only runs them and writes no page. Standard library only;
+results that are there already are not made again.
 """
 
 import demos
@@ -16,18 +18,33 @@ PAGE = demos.ROOT / "docs" / "adapters-compared.md"
 RANK = 16
 LORA = [f"model.lora.r={RANK}", f"model.lora.lora_alpha={2 * RANK}"]
 FACTORS = [1, 3, 10]
+ROUNDS = 3
+# The settings of a run that shows what a step takes. The policy learns from the first iteration on.
+SHORT = {
+    "sft": ["train.steps=40", "log.every=1"],
+    "dpo": ["train.steps=20", "train.warmup_steps=5", "log.every=1"],
+    "rm": ["train.steps=30", "log.every=1"],
+    "ppo": ["ppo.iterations=6", "ppo.critic_warmup=0", "log.every=1"],
+}
 # The learning rates of the full models: DPO has the best one of bench/preference.py, the others those of the demo.
 RATES = {"SFT": 2e-3, "DPO": 3e-5, "PPO": 5e-5}
 REWARD_RATE, CRITIC_RATE, BETA = 5e-4, 5e-4, 0.1
 
 
 def main():
-    options = demos.arguments(__doc__.splitlines()[0])
+    options = demos.arguments(__doc__.splitlines()[0], "--costs-only")
     folders = demos.demos_of(options)
     first = next(iter(folders))
+    if options.costs_only:
+        return print(costs(options, first, folders[first]))
     sweep = choose_factors(options, first, folders[first])
     factors = {name: max(found, key=found.get) for name, found in sweep.items()}
-    rows = [row for seed, demo in folders.items() for row in compare(options, seed, demo, factors)]
+    scores = {seed: compare(options, seed, demo, factors) for seed, demo in folders.items()}
+    took = costs(options, first, folders[first])
+    rows = [
+        {"seed": seed, "name": name, "scores": found, "cost": took[name]}
+        for seed, models in scores.items() for name, found in models.items()
+    ]
     PAGE.write_text(page(rows, list(folders), sweep))
     print(PAGE)
 
@@ -35,23 +52,28 @@ def main():
 def choose_factors(options, seed, demo):
     """For each method with adapters, the exact matches of sampled answers by factor of the learning rate."""
     models = {
-        (name, factor): with_adapters(options, name, f"-{seed}-x{factor}", seed, demo, factor)[-1] / "final"
+        (name, factor): train(options, name, f"-{seed}-x{factor}", seed, demo, factor)[-1] / "final"
         for name in RATES for factor in FACTORS
     }
     exact = demos.score_training_questions(options, demo, models)
     return {name: {factor: exact[name, factor] for factor in FACTORS} for name in RATES}
 
 
-def with_adapters(options, name, suffix, seed, demo, factor):
-    """The run folders of a method with adapters, the one of its model last."""
-    rate, label = factor * RATES[name], f"lora-{name.lower()}{suffix}"
-    if name == "SFT":
-        return [of_demo(options, label, "sft", demo, [*LORA, f"train.lr={rate:g}"])]
-    if name == "DPO":
-        return [dpo(options, label, seed, demo, rate, LORA)]
-    reward = of_demo(options, f"lora-rm{suffix}", "rm", demo, [*LORA, f"train.lr={factor * REWARD_RATE:g}"])
-    settings = [*LORA, f"train.lr={rate:g}", f"ppo.critic_lr={factor * CRITIC_RATE:g}", f"ppo.reward_model={reward / 'final'}"]
-    return [reward, of_demo(options, label, "ppo", demo, settings)]
+def train(options, name, suffix, seed, demo, factor, short=False):
+    """The run folders of a method, the one of its model last: with adapters, or in full where the factor is none."""
+    start, lora, factor = ("lora-", LORA, factor) if factor else ("", [], 1)
+
+    def stage(stage, rate, *settings):
+        settings = [*lora, f"train.lr={factor * rate:g}", *settings, *(SHORT[stage] if short else [])]
+        if stage == "dpo":
+            settings.append(f"dpo.beta={BETA}")
+            return demos.learn_from_pairs(options, f"{start}dpo{suffix}", stage, seed, demo, settings)
+        return of_demo(options, f"{start}{stage}{suffix}", stage, demo, settings)
+
+    if name != "PPO":
+        return [stage(name.lower(), RATES[name])]
+    reward = stage("rm", REWARD_RATE)
+    return [reward, stage("ppo", RATES[name], f"ppo.critic_lr={factor * CRITIC_RATE:g}", f"ppo.reward_model={reward / 'final'}")]
 
 
 def of_demo(options, label, stage, demo, settings):
@@ -60,23 +82,35 @@ def of_demo(options, label, stage, demo, settings):
     return demos.train(options, label, stage, "--config", demo / stage / "run.toml", *sets, folder=demo.parent)
 
 
-def dpo(options, label, seed, demo, rate, settings):
-    return demos.learn_from_pairs(options, label, "dpo", seed, demo, [f"dpo.beta={BETA}", f"train.lr={rate:g}", *settings])
-
-
 def compare(options, seed, demo, factors):
-    """The models of a seed: each method in full, which the demo has but for DPO, and with adapters."""
-    runs = {}
+    """The scores of the models of a seed: each method in full, which the demo has but for DPO, and with adapters."""
+    models = {}
     for name in RATES:
-        if name == "DPO":
-            runs[name] = [dpo(options, f"dpo-{seed}", seed, demo, RATES[name], [])]
-        else:
-            stages = ["sft"] if name == "SFT" else ["rm", "ppo"]
-            runs[name] = [demos.run_again(options, stage, seed, demo) for stage in stages]
-        runs[f"{name}, LoRA"] = with_adapters(options, name, f"-{seed}-x{factors[name]}", seed, demo, factors[name])
-    scores = demos.evaluate(options, str(seed), {name: found[-1] / "final" for name, found in runs.items()}, demo)
-    costs = {name: demos.costs_together(*(demos.costs_of(options, run) for run in found)) for name, found in runs.items()}
-    return [{"seed": seed, "name": name, "scores": scores[name], "cost": costs[name]} for name in runs]
+        in_demo = demo / name.lower() / "final"
+        models[name] = train(options, name, f"-{seed}", seed, demo, None)[-1] / "final" if name == "DPO" else in_demo
+        models[f"{name}, LoRA"] = train(options, name, f"-{seed}-x{factors[name]}", seed, demo, factors[name])[-1] / "final"
+    return demos.evaluate(options, str(seed), models, demo)
+
+
+def costs(options, seed, demo):
+    """What each method takes by name: seconds of all its steps, by the median step of short runs, and the largest peak."""
+    runs = {}
+    for turn in range(ROUNDS):
+        for name in RATES:
+            for label, factor in ((name, None), (f"{name}, LoRA", 1)):
+                found = train(options, name, f"-cost-{turn}", seed, demo, factor, short=True)
+                for stage, run in zip(["rm", "ppo"] if name == "PPO" else [name.lower()], found, strict=True):
+                    runs.setdefault(label, {}).setdefault(stage, []).append(run)
+    steps = {stage: steps_of(demo / stage) for stage in ("sft", "rm", "ppo")} | {"dpo": demos.PAIR_STEPS}
+    return {
+        label: demos.costs_together(*(demos.costs_of(options, found, steps[stage]) for stage, found in stages.items()))
+        for label, stages in runs.items()
+    }
+
+
+def steps_of(run):
+    """The number of steps of a run."""
+    return demos.metrics_of(run)[-1]["step"]
 
 
 def page(rows, seeds, sweep):
@@ -91,8 +125,9 @@ def page(rows, seeds, sweep):
         "intervals: of a seed by its questions, of the means by the seeds.", "",
         *demos.score_tables(rows, seeds, {f"{name}, LoRA": name for name in RATES}, "above full"),
         "## Preferences, time and memory", "",
-        "Preferences are how often a model finds the better one of two held-out replies more likely. Seconds are of all steps,",
-        "and the peak is of the process; PPO includes its reward model.", "",
+        "Preferences are how often a model finds the better one of two held-out replies more likely. Seconds are of all steps, by",
+        f"the median step of {ROUNDS} short runs, in full and with adapters in turn; the peak is of the process. PPO includes its",
+        "reward model.", "",
         *demos.cost_table(rows),
         "", "## Learning rates", "",
         f"The full models have the rates {', '.join(f'{rate:g} ({name})' for name, rate in RATES.items())}. Those of the adapters are",

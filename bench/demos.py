@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -17,18 +18,21 @@ TASKS = "world,world_sampled,world_preference"
 # Of the training questions, which are many.
 LIMIT = 2000
 # What every run has that learns from the pairs of a demo.
+PAIR_STEPS = 300
 PAIRS = [
-    "train.steps=300", "train.micro_batch_size=64", "train.warmup_steps=20", "train.scheduler=linear", "log.every=10",
+    f"train.steps={PAIR_STEPS}", "train.micro_batch_size=64", "train.warmup_steps=20", "train.scheduler=linear", "log.every=10",
     "checkpoint.every=0", "data.max_length=128",
 ]
 
 
-def arguments(description):
+def arguments(description, *flags):
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--binary", type=Path, default=ROOT / "target/release/colossal-chat")
     parser.add_argument("--work", type=Path, required=True, help="the folder of demos and runs")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--demo", action="append", default=[], metavar="SEED=FOLDER", help="a demo that has run")
+    for flag in flags:
+        parser.add_argument(flag, action="store_true")
     options = parser.parse_args()
     options.binary = options.binary.resolve()
     options.work = options.work.resolve()
@@ -115,13 +119,20 @@ def score_training_questions(options, demo, models):
     return {name: found["world_sampled"]["value"] for name, found in scores.items()}
 
 
-def costs_of(options, run):
-    """Seconds of all steps, and the peak of memory in MiB, which the program writes at its end."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = max(row["step"] for row in rows)
-    seconds = sum(row["seconds"] for row in rows if "seconds" in row) / len(rows) * steps
-    log = (options.work / f"{run.name}.log").read_text()
-    return {"seconds": seconds, "peak": int(re.search(r"peak memory: (\d+) MiB", log)[1])}
+def metrics_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def costs_of(options, runs, steps=None):
+    """Seconds of all steps, by the median step of the runs, and the peak of memory in MiB, which the program writes at its end.
+
+    `steps` is the number of steps, if it is not that of the runs.
+    """
+    rows = [row for run in runs for row in metrics_of(run)]
+    seconds = statistics.median(row["seconds"] for row in rows if "seconds" in row)
+    logs = [(options.work / f"{run.name}.log").read_text() for run in runs]
+    peak = max(int(re.search(r"peak memory: (\d+) MiB", log)[1]) for log in logs)
+    return {"seconds": seconds * (steps or max(row["step"] for row in rows)), "peak": peak}
 
 
 def costs_together(*costs):

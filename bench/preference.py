@@ -57,11 +57,11 @@ def compare(options, seed, demo, rates):
     # PPO and its reward model run once more, by themselves, for what they cost.
     rm, ppo = (demos.run_again(options, stage, seed, demo) for stage in ("rm", "ppo"))
     models["PPO"] = ppo / "final"
-    costs["PPO"] = demos.costs_together(demos.costs_of(options, rm), demos.costs_of(options, ppo))
+    costs["PPO"] = demos.costs_together(demos.costs_of(options, [rm]), demos.costs_of(options, [ppo]))
 
     for name, stage, settings in ALGORITHMS:
         run = train(options, f"{name.lower()}-{seed}", seed, demo, stage, settings, rates[name])
-        models[name], costs[name] = run / "final", demos.costs_of(options, run)
+        models[name], costs[name] = run / "final", demos.costs_of(options, [run])
     scores = demos.evaluate(options, str(seed), models, demo)
     return [{"seed": seed, "name": name, "scores": scores[name], "cost": costs.get(name)} for name in models]
 
@@ -77,8 +77,8 @@ def page(rows, seeds, sweep):
         "seed by its questions, of the means by the seeds.", "",
         *demos.score_tables(rows, seeds, baseline, "above SFT"),
         "## Preferences, time and memory", "",
-        "Preferences are how often a model finds the better one of two held-out replies more likely. Seconds are of all steps,",
-        "and the peak is of the process; PPO includes its reward model.", "",
+        "Preferences are how often a model finds the better one of two held-out replies more likely. Seconds are of all steps, by",
+        "the median one, and the peak is of the process; PPO includes its reward model.", "",
         *demos.cost_table(rows),
         "", "## Learning rates", "",
         f"The rate of an algorithm is the one whose model gives most sampled answers to {demos.LIMIT:,} training questions of seed",
