@@ -9,7 +9,7 @@
 //! This module knows no loss: cross-entropy, PPO and others say how a row counts.
 
 use parallel::autograd;
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::chunk::{ChunkLogprobs, Head, HeadGrads, LogprobsOptions, chunks, logits_grad, with_grads};
 use crate::Error;
@@ -75,8 +75,15 @@ pub fn token_loss<E: From<Error>>(
         options,
         &mut |Rows { start, length }, found| row_loss(Rows { start: local.start + start, length }, found),
     )?;
+    // A rank without rows takes part in the sums with those of no rows.
+    let statistics = match sums.statistics {
+        None if local.length == 0 => {
+            row_loss(local, &RowLogprobs::of_no_rows(options, hidden.device()))?.statistics
+        }
+        statistics => statistics,
+    };
     let all_reduce = |sum| row_partition.all_reduce(sum).map_err(Error::from);
-    Ok(RowSums { loss: all_reduce(sums.loss)?, statistics: sums.statistics.map(all_reduce).transpose()? })
+    Ok(RowSums { loss: all_reduce(sums.loss)?, statistics: statistics.map(all_reduce).transpose()? })
 }
 
 /// [`token_loss`] of rows that only this rank computes.
@@ -134,6 +141,12 @@ fn local_token_loss<E: From<Error>>(
 }
 
 impl RowLogprobs {
+    /// The numbers of no rows.
+    fn of_no_rows(options: LogprobsOptions, device: Device) -> Self {
+        let none = || Tensor::zeros([0], (Kind::Float, device));
+        Self { logprobs: none(), entropy: options.entropy.then(none) }
+    }
+
     /// The numbers of a chunk as leaves of a graph, if a gradient is wanted.
     fn leaves_of(chunk: &ChunkLogprobs, wants_grad: bool) -> Self {
         let leaf = |index: i64| chunk.values.select(0, index).set_requires_grad(wants_grad);
