@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::record::{Demonstration, Layout, Notes, Preference, Prompt, Record, Unpaired};
-use crate::table::{self, ReadOptions, TableReader, open_records};
+use crate::table::{self, Needed, ReadOptions, TableReader, open_records};
 
 /// A summary of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,32 +54,31 @@ fn run<R: Record>(
     reading: &ReadOptions,
     replaces: bool,
 ) -> Result<ConvertReport> {
-    // Rows are written while they are read, so whether one of them has a weight is known at the end. Few
-    // files have weights, so they are the ones that are read twice.
-    let is_stream = table::refuse_stream(output).is_err();
-    let weighted = is_stream && any_weights::<R>(input, reading)?;
-    if let Some(report) = write_as::<R>(input, output, reading, (replaces, weighted))? {
-        return Ok(report);
-    }
-    let report = write_as::<R>(input, output, reading, (replaces, true))?;
-    Ok(report.expect("a file with a column for weights is written"))
-}
-
-fn any_weights<R: Record>(input: &Path, reading: &ReadOptions) -> Result<bool> {
-    for row in open_records::<R>(input, reading)? {
-        if table::has_weights(&row?.1) {
-            return Ok(true);
+    // Rows are written while they are read, so which fields they need is known at the end. Few files have
+    // weights, tools or calls, so they are the ones that are read again.
+    if table::refuse_stream(output).is_ok() {
+        let report = write_as::<R>(input, output, reading, (replaces, Needed::default()))?;
+        if let Some(report) = report {
+            return Ok(report);
         }
     }
-    Ok(false)
+    let needed = needed::<R>(input, reading)?;
+    let report = write_as::<R>(input, output, reading, (replaces, needed))?;
+    Ok(report.expect("a file with the fields that its rows need is written"))
 }
 
-/// Writes the records of a file. `None` if one has a weight and there is no column for it.
+/// Which optional fields the records of a file need.
+fn needed<R: Record>(input: &Path, reading: &ReadOptions) -> Result<Needed> {
+    let mut records = open_records::<R>(input, reading)?;
+    records.try_fold(Needed::default(), |needed, row| Ok(needed.and(Needed::of(&row?.1))))
+}
+
+/// Writes the records of a file. `None` if one needs a field that is not among `fields`.
 fn write_as<R: Record>(
     input: &Path,
     output: &Path,
     reading: &ReadOptions,
-    (replaces, weighted): (bool, bool),
+    (replaces, fields): (bool, Needed),
 ) -> Result<Option<ConvertReport>> {
     let mut rows = open_records::<R>(input, reading)?;
     let Some((_, first)) = rows.next().transpose()? else {
@@ -91,20 +90,20 @@ fn write_as<R: Record>(
     };
 
     let (from, to) = (rows.layout(), first.layout());
-    let (mut written, mut needs_weights) = (0, false);
+    let (mut written, mut needs_more) = (0, false);
     let rest = rows.by_ref().map(|row| row.map(|(_, record)| record));
     let records = std::iter::once(Ok(first)).chain(rest).map(|record| {
         let record = record?;
         written += 1;
-        needs_weights = !weighted && table::has_weights(&record);
-        if needs_weights || record.layout() != to {
+        needs_more = !fields.covers(Needed::of(&record));
+        if needs_more || record.layout() != to {
             let (path, found) = (output.to_owned(), record.layout().name());
             return Err(Error::MixedLayouts { path, row: written, first: to.name(), found });
         }
         Ok(record.to_row())
     });
-    match table::write(output, replaces, (to, weighted), records) {
-        Err(_) if needs_weights => return Ok(None),
+    match table::write(output, replaces, (to, fields), records) {
+        Err(_) if needs_more => return Ok(None),
         outcome => outcome?,
     }
     Ok(Some(ConvertReport { from, to, read: rows.num_rows_read(), written, notes: rows.notes().clone() }))

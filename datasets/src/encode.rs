@@ -6,12 +6,16 @@
 //! template without these blocks, it comes from the prompt: the earlier turns are rendered with the
 //! generation prompt, and this rendering must be a prefix of the full conversation, both as text and as ids.
 //! The turn ends with its end-of-turn token, which is included; anything that the template writes after that
-//! token is not. A token belongs to the span that contains its first byte. This module does not read or write
-//! files.
+//! token is not. A token belongs to the span that contains its first byte. The end of a turn that calls tools
+//! is found in `calls.rs`, and what follows the tokens of a reply is encoded in `following.rs`. This module
+//! does not read or write files.
+
+mod calls;
+mod following;
 
 use std::ops::Range;
 
-use crate::conversation::{Message, Role};
+use crate::conversation::{Conversation, Message, Role};
 use crate::error::{Error, Result};
 use crate::record::{Demonstration, Preference, Prompt, Unpaired};
 use crate::rows::{IGNORE_INDEX, PreferenceRow, PromptRow, SftRow, UnpairedRow};
@@ -72,13 +76,13 @@ struct EncodedAnswer {
 
 impl Tokenizer {
     /// Encodes a conversation, with the exact mask of all assistant turns.
-    pub fn encode_conversation(&self, messages: &[Message]) -> Result<Encoded> {
-        self.encode_turns(messages, 0, ALL)
+    pub fn encode_conversation<'a>(&self, conversation: impl Into<Conversation<'a>>) -> Result<Encoded> {
+        self.encode_turns(conversation.into(), 0, ALL)
     }
 
     /// Encodes the turns before a completion, with the generation prompt.
-    pub fn encode_prompt(&self, messages: &[Message]) -> Result<Vec<i64>> {
-        Ok(self.pieces(&self.render(messages, true)?.text)?.ids)
+    pub fn encode_prompt<'a>(&self, conversation: impl Into<Conversation<'a>>) -> Result<Vec<i64>> {
+        Ok(self.pieces(&self.render(conversation, true)?.text)?.ids)
     }
 
     /// Encodes plain text. BOS is added if the tokenizer adds one; EOS is always added. If the text is far
@@ -120,9 +124,13 @@ impl Tokenizer {
     /// `limit` ids.
     pub fn demonstration_prefix(&self, row: &Demonstration, limit: usize) -> Result<TokenPrefix<SftRow>> {
         let encoded = match row {
-            Demonstration::Messages(messages) => self.encode_with_loss_mask(messages, 0, limit)?,
-            Demonstration::PromptCompletion { prompt, completion } => {
-                self.encode_with_loss_mask(&[prompt.as_slice(), completion].concat(), prompt.len(), limit)?
+            Demonstration::Messages { messages, tools } => {
+                self.encode_with_loss_mask(Conversation::with_tools(messages, tools.as_ref()), 0, limit)?
+            }
+            Demonstration::PromptCompletion { prompt, completion, tools } => {
+                let messages = [prompt.as_slice(), completion].concat();
+                let conversation = Conversation::with_tools(&messages, tools.as_ref());
+                self.encode_with_loss_mask(conversation, prompt.len(), limit)?
             }
             Demonstration::Text(text) => {
                 let TokenPrefix { row: input_ids, whole } = self.text_prefix(text, limit)?;
@@ -142,10 +150,15 @@ impl Tokenizer {
     }
 
     /// Encodes a conversation and clears the mask of assistant turns that are marked with `ignore_loss`.
-    fn encode_with_loss_mask(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
-        let mut encoded = self.encode_checked(messages, first, limit)?;
+    fn encode_with_loss_mask(
+        &self,
+        conversation: Conversation<'_>,
+        first: usize,
+        limit: usize,
+    ) -> Result<Encoded> {
+        let mut encoded = self.encode_checked(conversation, first, limit)?;
         for (turn, tokens) in &encoded.turns {
-            if messages[*turn].ignore_loss {
+            if conversation.messages[*turn].ignore_loss {
                 encoded.assistant_mask[tokens.clone()].fill(false);
             }
         }
@@ -161,7 +174,8 @@ impl Tokenizer {
     /// ids.
     pub fn preference_prefix(&self, row: &Preference, limit: usize) -> Result<TokenPrefix<PreferenceRow>> {
         match row {
-            Preference::Messages { prompt, chosen, rejected, margin } => {
+            Preference::Messages { prompt, chosen, rejected, tools, margin } => {
+                let prompt = Conversation::with_tools(prompt, tools.as_ref());
                 let chosen = self.encode_answer(prompt, chosen, limit)?;
                 let rejected = self.encode_answer(prompt, rejected, limit)?;
 
@@ -198,9 +212,10 @@ impl Tokenizer {
     /// Like [`Self::encode_prompt_row`], but encodes only the head of a prompt that is far longer than
     /// `limit` ids.
     pub fn prompt_prefix(&self, row: &Prompt, limit: usize) -> Result<TokenPrefix<PromptRow>> {
-        let (pieces, whole) = self.pieces_prefix(&self.render(&row.messages, true)?.text, limit)?;
-        let (messages, answer) = (row.messages.clone(), row.answer.clone());
-        Ok(TokenPrefix { row: PromptRow { input_ids: pieces.ids, messages, answer }, whole })
+        let conversation = Conversation::with_tools(&row.messages, row.tools.as_ref());
+        let (pieces, whole) = self.pieces_prefix(&self.render(conversation, true)?.text, limit)?;
+        let (messages, tools, answer) = (row.messages.clone(), row.tools.clone(), row.answer.clone());
+        Ok(TokenPrefix { row: PromptRow { input_ids: pieces.ids, messages, tools, answer }, whole })
     }
 
     /// Encodes an unpaired completion with its good or bad label.
@@ -211,16 +226,19 @@ impl Tokenizer {
     /// Like [`Self::encode_unpaired`], but encodes only the head of a row that is far longer than `limit`
     /// ids.
     pub fn unpaired_prefix(&self, row: &Unpaired, limit: usize) -> Result<TokenPrefix<UnpairedRow>> {
+        let prompt = Conversation::with_tools(&row.prompt, row.tools.as_ref());
         let EncodedAnswer { input_ids, prompt_length, whole } =
-            self.encode_answer(&row.prompt, &row.completion, limit)?;
+            self.encode_answer(prompt, &row.completion, limit)?;
         Ok(TokenPrefix { row: UnpairedRow { input_ids, prompt_length, label: row.label }, whole })
     }
 
     /// Encodes a conversation for scoring. It must end with an assistant turn, and the ids end with the end
     /// of that turn, as in a preference row.
-    pub fn encode_scored(&self, messages: &[Message]) -> Result<Vec<i64>> {
-        match messages.split_last() {
+    pub fn encode_scored<'a>(&self, conversation: impl Into<Conversation<'a>>) -> Result<Vec<i64>> {
+        let conversation = conversation.into();
+        match conversation.messages.split_last() {
             Some((answer, prompt)) if answer.role == Role::Assistant => {
+                let prompt = conversation.with_messages(prompt);
                 Ok(self.encode_answer(prompt, std::slice::from_ref(answer), ALL)?.input_ids)
             }
             _ => Err(Error::NothingToScore),
@@ -233,8 +251,14 @@ impl Tokenizer {
     }
 
     /// Encodes a prompt with one completion and drops the ids after the end-of-turn token.
-    fn encode_answer(&self, prompt: &[Message], answer: &[Message], limit: usize) -> Result<EncodedAnswer> {
-        let encoded = self.encode_checked(&[prompt, answer].concat(), prompt.len(), limit)?;
+    fn encode_answer(
+        &self,
+        prompt: Conversation<'_>,
+        answer: &[Message],
+        limit: usize,
+    ) -> Result<EncodedAnswer> {
+        let messages = [prompt.messages, answer].concat();
+        let encoded = self.encode_checked(prompt.with_messages(&messages), prompt.messages.len(), limit)?;
         if !encoded.whole {
             let Encoded { input_ids, assistant_mask, .. } = encoded;
             // If the completion starts after the head, the full head is prompt.
@@ -251,17 +275,18 @@ impl Tokenizer {
 
     /// Like [`Self::encode_turns`], and checks that the ids of the last prompt are exactly the first ids of
     /// the conversation.
-    fn encode_checked(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
-        let encoded = self.encode_turns(messages, first, limit)?;
+    fn encode_checked(&self, conversation: Conversation<'_>, first: usize, limit: usize) -> Result<Encoded> {
+        let encoded = self.encode_turns(conversation, first, limit)?;
         // Without generation blocks, `encode_turns` has already compared each prompt with the conversation.
         let has_blocks = self.chat_template().is_some_and(ChatTemplate::has_blocks);
         if !encoded.whole || !has_blocks {
             return Ok(encoded);
         }
 
+        let messages = conversation.messages;
         let last = messages.iter().rposition(|message| message.role == Role::Assistant);
         let turn = last.ok_or(Error::NoAssistantTurn)?;
-        let prompt = self.encode_prompt(&messages[..turn])?;
+        let prompt = self.encode_prompt(conversation.with_messages(&messages[..turn]))?;
         let answer = encoded.assistant_mask.get(prompt.len()).copied().unwrap_or(false)
             && (prompt.is_empty() || !encoded.assistant_mask[prompt.len() - 1]);
         if encoded.input_ids.starts_with(&prompt) && answer {
@@ -277,21 +302,22 @@ impl Tokenizer {
     }
 
     /// Encodes a conversation. The mask covers the assistant turns at message index `first` and later.
-    fn encode_turns(&self, messages: &[Message], first: usize, limit: usize) -> Result<Encoded> {
+    fn encode_turns(&self, conversation: Conversation<'_>, first: usize, limit: usize) -> Result<Encoded> {
+        let messages = conversation.messages;
         let turns: Vec<usize> =
             (0..messages.len()).filter(|&turn| messages[turn].role == Role::Assistant).collect();
         if turns.last().is_none_or(|&last| last < first) {
             return Err(Error::NoAssistantTurn);
         }
 
-        let rendered = self.render(messages, false)?;
+        let rendered = self.render(conversation, false)?;
         let (pieces, whole) = self.pieces_prefix(&rendered.text, limit)?;
         let covered = if whole { ALL } else { pieces.ranges.last().map_or(0, |range| range.start) };
 
         let mut assistant_mask = vec![false; pieces.ids.len()];
         let mut spoken = Vec::new();
         for (index, &turn) in turns.iter().enumerate().filter(|(_, turn)| **turn >= first) {
-            let answer = Answer { messages, turn, text: &rendered.text, pieces: &pieces };
+            let answer = Answer { conversation, turn, text: &rendered.text, pieces: &pieces };
             let tokens = match &rendered.generated {
                 Some(marked) if marked.len() != turns.len() => {
                     return Err(self.wrong_blocks(marked.len(), turns.len()));
@@ -321,8 +347,9 @@ impl Tokenizer {
         let end = answer.first_token_from(marked.end);
         let inside = self.trimmed(answer, start..end);
         // A special token at the end means that the block contains the end-of-turn token. Otherwise the token
-        // may stand right after the block.
-        let ended = inside > start && self.is_special(answer.pieces.ids[inside - 1]);
+        // may stand right after the block. Calls of tools may end with a special token of their own.
+        let ends = |id| if answer.message().calls_tools() { self.is_stop(id) } else { self.is_special(id) };
+        let ended = inside > start && ends(answer.pieces.ids[inside - 1]);
         let outside = if ended { None } else { self.turn_end(answer, marked.end) };
         start..outside.unwrap_or(inside)
     }
@@ -330,8 +357,8 @@ impl Tokenizer {
     /// Returns the tokens of an assistant turn after its prompt, or `None` if the turn starts after the first
     /// `covered` bytes.
     fn prompted_tokens(&self, answer: &Answer<'_>, covered: usize) -> Result<Option<Range<usize>>> {
-        let Answer { messages, turn, text, pieces } = *answer;
-        let prompt = self.render(&messages[..turn], true)?.text;
+        let Answer { turn, text, pieces, .. } = *answer;
+        let prompt = self.render(answer.before(turn), true)?.text;
         if prompt.len() >= covered {
             return Ok(None);
         }
@@ -351,6 +378,10 @@ impl Tokenizer {
             return Err(self.not_a_prefix(turn, reason));
         }
 
+        if answer.message().calls_tools() {
+            return self.calling_tokens(answer, &prompt, start).map(Some);
+        }
+
         // Fast path: the content follows the prompt directly and a special token ends the turn.
         if let Some(end) = answer.content_end(prompt.len()).and_then(|end| self.turn_end(answer, end)) {
             return Ok(Some(start..end));
@@ -358,7 +389,7 @@ impl Tokenizer {
 
         let limit = self.turn_limit(answer, prompt.len())?;
         let within = start..answer.first_token_from(limit);
-        let content = messages[turn].content.trim();
+        let content = answer.message().content.trim();
         let found = text[prompt.len()..limit].find(content).map(|at| prompt.len() + at);
         let Some(found) = found else { return Ok(Some(start..self.trimmed(answer, within))) };
 
@@ -378,14 +409,14 @@ impl Tokenizer {
     /// Returns the byte offset at which the text of a turn ends, found by rendering the conversation up to
     /// and including the turn.
     fn turn_limit(&self, answer: &Answer<'_>, start: usize) -> Result<usize> {
-        let Answer { messages, turn, text, .. } = *answer;
-        if turn + 1 == messages.len() {
+        let Answer { turn, text, .. } = *answer;
+        if turn + 1 == answer.conversation.messages.len() {
             return Ok(text.len());
         }
-        let until = self.render(&messages[..=turn], false)?.text;
+        let until = self.render(answer.before(turn + 1), false)?.text;
         let limit = common_prefix(&until, text);
         if limit <= start
-            || (limit < until.len() && !text[start..limit].contains(messages[turn].content.trim()))
+            || (limit < until.len() && !text[start..limit].contains(answer.message().content.trim()))
         {
             return Err(self.not_a_prefix(turn, first_difference(&until, text)));
         }
@@ -449,22 +480,35 @@ fn prefix_of<T>(
 /// An assistant turn in a rendered and tokenized conversation.
 #[derive(Clone, Copy)]
 struct Answer<'a> {
-    messages: &'a [Message],
+    conversation: Conversation<'a>,
     turn: usize,
     text: &'a str,
     pieces: &'a Pieces,
 }
 
-impl Answer<'_> {
+impl<'a> Answer<'a> {
+    /// Returns the turn itself.
+    fn message(&self) -> &'a Message {
+        &self.conversation.messages[self.turn]
+    }
+
+    /// Returns the conversation before a turn.
+    fn before(&self, turn: usize) -> Conversation<'a> {
+        self.conversation.with_messages(&self.conversation.messages[..turn])
+    }
+
     /// Returns the first token that starts at or after a byte offset.
     fn first_token_from(&self, byte: usize) -> usize {
         self.pieces.ranges.partition_point(|range| range.start < byte)
     }
 
     /// Returns the byte offset at which the content of the turn ends, if the content starts at byte `start`
-    /// (leading white space skipped).
+    /// (leading white space skipped) and is all that the turn has.
     fn content_end(&self, start: usize) -> Option<usize> {
-        let content = self.messages[self.turn].content.trim();
+        if self.message().calls_tools() {
+            return None;
+        }
+        let content = self.message().content.trim();
         let behind = self.text[start..].trim_start();
         let begin = self.text.len() - behind.len();
         (!content.is_empty() && behind.starts_with(content)).then_some(begin + content.len())

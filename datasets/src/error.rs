@@ -530,6 +530,35 @@ pub enum Error {
         role: &'static str,
     },
 
+    /// A chat template leaves out the calls of an assistant turn.
+    #[error(
+        "chat template of {name}: it leaves out the tool calls of turn {turn}: the text is the same whatever is called; set a template that renders tool_calls, or leave them out by name: --drop tool_calls, or drop = [\"tool_calls\"] in [data]"
+    )]
+    DroppedCalls {
+        /// The model folder, or the name of a built-in template.
+        name: String,
+        turn: usize,
+    },
+
+    /// A chat template leaves out the tools.
+    #[error(
+        "chat template of {name}: it leaves out the tools of the row: the text is the same whatever they are; set a template that describes tools, or leave them out by name: --drop tools, or drop = [\"tools\"] in [data]"
+    )]
+    DroppedTools {
+        /// The model folder, or the name of a built-in template.
+        name: String,
+    },
+
+    /// The turns after a reply cannot be encoded beside the tokens of the reply.
+    #[error(
+        "chat template of {name}: what follows a reply cannot be encoded alone: {reason}; set a template that only adds text when turns follow"
+    )]
+    NoFollowing {
+        /// The model folder, or the name of a built-in template.
+        name: String,
+        reason: String,
+    },
+
     // --- Tokenizers.
     /// The folder has no tokenizer.
     #[error(

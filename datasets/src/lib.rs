@@ -19,7 +19,7 @@ pub mod template;
 pub mod tokenizer;
 pub mod untrusted;
 
-pub use conversation::{Message, Role};
+pub use conversation::{Conversation, Message, Role};
 pub use convert::{ConvertReport, convert};
 pub use dataset::{Cache, CacheUse, Counts, EncodedDataset, LoadOptions, Overlong, Progress};
 pub use encode::Encoded;

@@ -2,10 +2,12 @@
 //!
 //! The column names are those of TRL and Hugging Face and of the common data sets (`ShareGPT`, Alpaca, HH,
 //! OASST); see [`Layout`]. A string is accepted wherever a list of turns is expected: a prompt string becomes
-//! one user turn, and a completion string one assistant turn. Training and `data convert` both read rows
-//! through this module. The module does not depend on a tokenizer or a file format.
+//! one user turn, and a completion string one assistant turn. A `tools` column describes the tools that the
+//! assistant may call; its calls and their results are fields of turns. Training and `data convert` both read
+//! rows through this module. The module does not depend on a tokenizer or a file format.
 
 mod alpaca;
+mod calls;
 mod fields;
 mod kind;
 mod layout;
@@ -14,7 +16,10 @@ pub(crate) mod notes;
 mod oasst;
 mod parse;
 mod transcript;
+mod turns;
 mod write;
+
+use serde_json::Value;
 
 use self::fields::Fields;
 use crate::conversation::Message;
@@ -53,7 +58,7 @@ impl Record for Demonstration {
 
     fn layout(&self) -> Layout {
         match self {
-            Self::Messages(_) => Layout::Messages,
+            Self::Messages { .. } => Layout::Messages,
             Self::PromptCompletion { .. } => Layout::PromptCompletion,
             Self::Text(_) => Layout::Text,
             Self::Tokens { .. } => Layout::Tokens,
@@ -66,9 +71,16 @@ impl Record for Demonstration {
 
     fn turns(&self) -> Vec<&Message> {
         match self {
-            Self::Messages(messages) => messages.iter().collect(),
-            Self::PromptCompletion { prompt, completion } => prompt.iter().chain(completion).collect(),
+            Self::Messages { messages, .. } => messages.iter().collect(),
+            Self::PromptCompletion { prompt, completion, .. } => prompt.iter().chain(completion).collect(),
             Self::Text(_) | Self::Tokens { .. } => Vec::new(),
+        }
+    }
+
+    fn tools(&self) -> Option<&Value> {
+        match self {
+            Self::Messages { tools, .. } | Self::PromptCompletion { tools, .. } => tools.as_ref(),
+            Self::Text(_) | Self::Tokens { .. } => None,
         }
     }
 }
@@ -112,6 +124,20 @@ impl Record for Preference {
             Self::Tokens { .. } => Vec::new(),
         }
     }
+
+    fn rejected(&self) -> &[Message] {
+        match self {
+            Self::Messages { rejected, .. } => rejected,
+            Self::Tokens { .. } => &[],
+        }
+    }
+
+    fn tools(&self) -> Option<&Value> {
+        match self {
+            Self::Messages { tools, .. } => tools.as_ref(),
+            Self::Tokens { .. } => None,
+        }
+    }
 }
 
 impl Record for Prompt {
@@ -134,6 +160,10 @@ impl Record for Prompt {
 
     fn turns(&self) -> Vec<&Message> {
         self.messages.iter().collect()
+    }
+
+    fn tools(&self) -> Option<&Value> {
+        self.tools.as_ref()
     }
 }
 
@@ -173,15 +203,19 @@ impl Record for Unpaired {
     fn turns(&self) -> Vec<&Message> {
         self.prompt.iter().chain(&self.completion).collect()
     }
+
+    fn tools(&self) -> Option<&Value> {
+        self.tools.as_ref()
+    }
 }
 
 impl Unpaired {
     /// The good and the bad completion of a pair. A tokenized pair has no turns.
     fn of_pair(pair: Preference) -> Vec<Self> {
         match pair {
-            Preference::Messages { prompt, chosen, rejected, .. } => vec![
-                Self { prompt: prompt.clone(), completion: chosen, label: true },
-                Self { prompt, completion: rejected, label: false },
+            Preference::Messages { prompt, chosen, rejected, tools, .. } => vec![
+                Self { prompt: prompt.clone(), completion: chosen, tools: tools.clone(), label: true },
+                Self { prompt, completion: rejected, tools, label: false },
             ],
             Preference::Tokens { .. } => Vec::new(),
         }

@@ -5,6 +5,7 @@
 //! never inferred from ids. This module does not depend on text or file formats.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::conversation::Message;
@@ -64,6 +65,9 @@ pub struct PromptRow {
     pub input_ids: Vec<i64>,
     /// The turns that the ids encode.
     pub messages: Vec<Message>,
+    /// The tools that the assistant may call, which the ids describe. They are stored as JSON text.
+    #[serde(with = "json_text")]
+    pub tools: Option<Value>,
     /// The expected answer, for verifiers.
     pub answer: Option<String>,
 }
@@ -77,4 +81,24 @@ pub struct UnpairedRow {
     pub prompt_length: usize,
     /// Whether the completion is good.
     pub label: bool,
+}
+
+/// A value as JSON text, for formats that do not store the types of JSON values.
+mod json_text {
+    use serde::de::{DeserializeOwned, Error as _};
+    use serde::ser::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        value: &T,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serde_json::to_string(value).map_err(S::Error::custom)?.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<T, D::Error> {
+        serde_json::from_str(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
 }

@@ -20,9 +20,12 @@
 //! bytes on every platform. Each split has its own stream of random numbers. [`SynthData::fingerprint`]
 //! identifies the data.
 //!
+//! [`calculator`] has a task of its own, in which a reply calls a tool.
+//!
 //! Everything is in memory: this module knows no files, no tokenizer and no chat template.
 
 mod arithmetic;
+pub mod calculator;
 mod comparison;
 mod conversion;
 mod corpus;

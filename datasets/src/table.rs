@@ -35,8 +35,8 @@ pub use position::Position;
 pub use reader::TableReader;
 pub use records::{ReadOptions, RecordReader, open_records, read_records};
 pub use row::Row;
-pub(crate) use write::{atomically, has_weights, write};
-pub use write::{write_records, write_records_over, write_rows};
+pub(crate) use write::{Needed, atomically, write};
+pub use write::{write_records, write_records_over, write_rows, write_scored_records};
 
 /// Expands paths, folders and patterns to data files, in the order given. A pattern has `*` and `?` in the
 /// last path component. The files of each folder or pattern are sorted.

@@ -9,24 +9,27 @@
 mod compare;
 mod dropped;
 mod folder;
+mod foreign;
 pub mod gguf_vocabulary;
 mod growth;
 pub mod stream;
 pub mod train;
+mod turn_order;
 mod turns;
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use serde_json::{Map, Value};
 
-use crate::conversation::{Message, Role};
+use crate::conversation::{Conversation, Message};
 use crate::error::{Error, Result};
 use crate::template::{BUILT_IN, ChatTemplate, RenderOptions, Rendered};
 use crate::untrusted::decode;
 
 use growth::Growth;
+use turn_order::TurnOrder;
 
 /// A special token: its text and its id.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,9 +73,10 @@ pub struct Tokenizer {
     stop_ids: Vec<i64>,
     vocab_size: usize,
     name: String,
-    /// Sequences of roles for which the chat template is known to render every turn, each with whether the
-    /// generation prompt was added.
-    kept_orders: Mutex<HashSet<(Vec<Role>, bool)>>,
+    /// Orders of turns for which the chat template is known to render every turn, call and tool.
+    kept_orders: Mutex<HashSet<TurnOrder>>,
+    /// A copy of `inner` that takes the text of special tokens for text, made when it is needed.
+    literal: OnceLock<Box<tokenizers::Tokenizer>>,
 }
 
 impl Tokenizer {
@@ -144,19 +148,26 @@ impl Tokenizer {
 
     /// Whether an id is a special token: one that `skip_special` leaves out, or one that ends a reply.
     pub fn is_special(&self, id: i64) -> bool {
-        self.stop_ids.binary_search(&id).is_ok()
+        self.is_stop(id)
             || self.special.values().any(|token| token.id == id)
             || self
                 .id_to_token(id)
                 .is_some_and(|text| self.inner.get_added_vocabulary().is_special_token(&text))
     }
 
+    /// Whether an id ends a reply.
+    pub(crate) fn is_stop(&self, id: i64) -> bool {
+        self.stop_ids.binary_search(&id).is_ok()
+    }
+
     /// Returns a special token whose text occurs in `text`, if any. The tokenizer would encode it as the real
     /// token; in user input this is an injection.
     pub fn special_text_in(&self, text: &str) -> Option<String> {
-        let tokens = self.inner.get_added_tokens_decoder();
-        let inside = |token: &&tokenizers::AddedToken| token.special && text.contains(&token.content);
-        tokens.values().filter(inside).map(|token| token.content.clone()).min()
+        let tokens = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        let inside = |(id, token): &(&u32, &tokenizers::AddedToken)| {
+            text.contains(&token.content) && (token.special || self.is_special(i64::from(**id)))
+        };
+        tokens.iter().filter(inside).map(|(_, token)| token.content.clone()).min()
     }
 
     /// The name for error messages: the model folder.
@@ -179,20 +190,32 @@ impl Tokenizer {
     }
 
     /// Renders a conversation to text with the chat template. Returns an error if the template leaves out a
-    /// turn.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Rendered> {
-        let rendered = self.render_unchecked(messages, add_generation_prompt)?;
-        self.check_turns(messages, add_generation_prompt, &rendered)?;
+    /// turn, the calls of a turn, or the tools.
+    pub fn render<'a>(
+        &self,
+        conversation: impl Into<Conversation<'a>>,
+        add_generation_prompt: bool,
+    ) -> Result<Rendered> {
+        let conversation = conversation.into();
+        let rendered = self.render_unchecked(conversation, add_generation_prompt);
+        let rendered = rendered.map_err(|error| self.without_calls(conversation, error))?;
+        self.check_turns(conversation, add_generation_prompt, &rendered)?;
         Ok(rendered)
     }
 
-    fn render_unchecked(&self, messages: &[Message], add_generation_prompt: bool) -> Result<Rendered> {
+    pub(crate) fn render_unchecked(
+        &self,
+        conversation: Conversation<'_>,
+        add_generation_prompt: bool,
+    ) -> Result<Rendered> {
         let missing = || match &self.broken_template {
             Some(broken) => Error::TemplateSyntax { name: self.name.clone(), reason: broken.reason.clone() },
             None => Error::NoChatTemplate { name: self.name.clone(), known: BUILT_IN },
         };
         let template = self.template.as_ref().ok_or_else(missing)?;
-        template.render(messages, &self.render_options(add_generation_prompt))
+        let options = self.render_options(add_generation_prompt);
+        let options = RenderOptions { tools: conversation.tools.cloned(), ..options };
+        template.render(conversation.messages, &options)
     }
 
     /// The variables of the template other than the messages, without tools. The caller may add tools.

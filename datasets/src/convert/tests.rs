@@ -43,7 +43,7 @@ fn sharegpt() {
     let (report, output, _folder) = run(&row, None, &[]).unwrap();
     assert_eq!((report.from, report.to, report.written), (Layout::ShareGpt, Layout::Messages, 1));
     let wanted = vec![Message::system("s"), Message::user("a"), Message::assistant("b")];
-    assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::Messages(wanted)]);
+    assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::without_tools(wanted)]);
     let error = run(&row.replace("gpt", "bot"), None, &[]).unwrap_err().to_string();
     assert!(error.contains("if it is the assistant, convert the file with --map bot=assistant"), "{error}");
     assert!(run(&row.replace("gpt", "bot"), None, &["bot=assistant"]).is_ok());
@@ -56,7 +56,7 @@ fn alpaca() {
     assert_eq!((report.from, report.read, report.written), (Layout::Alpaca, 2, 1));
     assert_eq!(report.notes.skipped["the answer is empty"].rows, 1);
     let wanted = vec![Message::user("Add.\n\n1 2"), Message::assistant("3")];
-    assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::Messages(wanted)]);
+    assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::without_tools(wanted)]);
     let both = r#"{"instruction": "Add.", "input": "", "output": "3", "chosen": "3", "rejected": "4"}"#;
     let error = run(both, None, &[]).unwrap_err().to_string();
     assert!(
@@ -108,7 +108,7 @@ fn trees() {
         Message::user("more"),
         Message::assistant("yes"),
     ];
-    assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::Messages(wanted)]);
+    assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::without_tools(wanted)]);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn mapped_columns_and_fields() {
     let (report, output, _folder) = run(row, None, &map).unwrap();
     assert_eq!(report.from, Layout::Messages);
     let wanted = vec![Message::user("a"), Message::assistant("b")];
-    assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::Messages(wanted)]);
+    assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), [Demonstration::without_tools(wanted)]);
     let row = r#"{"question": "q", "good": "a", "bad": "b"}"#;
     let (_, output, _folder) = run(row, None, &["prompt=question", "chosen=good", "rejected=bad"]).unwrap();
     assert_eq!(pair(&output), (vec![Message::user("q")], Message::assistant("a"), Message::assistant("b")));
@@ -175,7 +175,6 @@ fn public_files_convert() {
     for (name, from, read, at_least) in cases {
         let reading =
             ReadOptions { layout: from.map(|name| name.parse().unwrap()), ..ReadOptions::default() };
-        let reading = ReadOptions { drop: vec!["tools".to_owned()], ..reading };
         let report = convert(&folder.join(name), &out.path().join("out.parquet"), &reading, true).unwrap();
         eprintln!("{name}: {report:?}");
         assert_eq!(report.read, read, "{name}");
@@ -186,8 +185,8 @@ fn public_files_convert() {
 fn messages(content: &str) -> Vec<Message> {
     let (_, output, _folder) = run(content, None, &[]).unwrap();
     match read_records::<Demonstration>(&output, None).unwrap().remove(0) {
-        Demonstration::Messages(messages) => messages,
-        Demonstration::PromptCompletion { prompt, completion } => [prompt, completion].concat(),
+        Demonstration::Messages { messages, .. } => messages,
+        Demonstration::PromptCompletion { prompt, completion, .. } => [prompt, completion].concat(),
         other => panic!("{other:?}"),
     }
 }
@@ -213,9 +212,11 @@ fn no_field_that_changes_the_meaning_is_dropped_in_silence() {
         )
     };
     for (row, field, name) in [
-        (turns(r#", "tools": [{"name": "f"}]"#, ""), "tools", "tools"),
         (turns(r#", "Tools": "[{}, 1]""#, ""), "Tools", "Tools"),
-        (turns("", r#", "tool_calls": [{"name": "f"}]"#), "messages[].tool_calls", "tool_calls"),
+        (turns(r#", "tool_choice": "auto""#, ""), "tool_choice", "tool_choice"),
+        (turns(r#", "documents": ["d"]"#, ""), "documents", "documents"),
+        (turns("", r#", "audio": "a.wav""#), "messages[].audio", "audio"),
+        (r#"{"text": "a", "tools": [{"name": "f"}]}"#.to_owned(), "tools", "tools"),
         (turns("", r#", "reasoning_content": "hm""#), "messages[].reasoning_content", "reasoning_content"),
         (turns(r#", "weight": 0.5"#, ""), "weight", "weight"),
         (turns(r#", "images": ["x.png"]"#, ""), "images", "images"),
@@ -339,4 +340,97 @@ fn a_weight_in_the_last_row_has_a_column() {
     let rows = table::read_records::<Demonstration>(&output, None).unwrap();
     let ignored = |row: &Demonstration| row.turns().iter().any(|turn| turn.ignore_loss);
     assert_eq!(rows.iter().position(ignored), Some(2000));
+}
+
+/// A row whose turns call tools, on one line.
+const CALLS: &str = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": null, "tool_calls": [{"type": "function", "id": "7", "function": {"name": "f", "arguments": {"b": 1, "a": "x"}}}, {"type": "function", "function": {"name": "g", "arguments": "{}"}}]}, {"role": "tool", "content": "r", "tool_call_id": "7", "name": "f"}, {"role": "assistant", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f", "parameters": {"z": 1, "y": []}}}]}"#;
+
+fn record(line: &str) -> Demonstration {
+    let at = crate::RowLocation { path: "x.jsonl".into(), row: 1 };
+    Demonstration::parse(Layout::Messages, &serde_json::from_str(line).unwrap(), &at).unwrap()
+}
+
+#[test]
+fn tools_and_calls_survive_in_every_format() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("x.jsonl");
+    let plain = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}"#;
+    // The first rows do not say that the others need more fields.
+    fs::write(&input, format!("{plain}\n{plain}\n{CALLS}\n")).unwrap();
+    let wanted = [record(plain), record(plain), record(CALLS)];
+    for name in ["y.parquet", "y.jsonl", "y.json.gz", "y.csv"] {
+        let output = folder.path().join(name);
+        let report = convert(&input, &output, &ReadOptions::default(), false).unwrap();
+        assert_eq!((report.read, report.written), (3, 3), "{name}");
+        assert_eq!(read_records::<Demonstration>(&output, None).unwrap(), wanted, "{name}");
+        assert_eq!(
+            report.notes.lines("line", true),
+            [
+                "1 row has a tool call whose arguments are text, which most templates expect as an object (the first \
+              is line 3)"
+            ],
+            "{name}"
+        );
+    }
+    // Files without tools have the columns that they always had.
+    let output = folder.path().join("plain.parquet");
+    fs::write(&input, plain).unwrap();
+    convert(&input, &output, &ReadOptions::default(), false).unwrap();
+    assert_eq!(TableReader::open(&output).unwrap().columns(), ["messages"]);
+}
+
+#[test]
+fn the_calls_of_both_answers_survive() {
+    let answer = |name: &str| {
+        format!(
+            r#"[{{"role": "assistant", "tool_calls": [{{"type": "function", "function": {{"name": "{name}"}}}}]}}]"#
+        )
+    };
+    let row = format!(
+        r#"{{"prompt": "q", "chosen": "a", "rejected": {}, "tools": "[{{\"name\": \"f\"}}]"}}"#,
+        answer("g")
+    );
+    let (_, output, _folder) = run(&row, None, &[]).unwrap();
+    let [Preference::Messages { chosen, rejected, tools, .. }] =
+        &read_records::<Preference>(&output, None).unwrap()[..]
+    else {
+        panic!("one pair")
+    };
+    assert_eq!((chosen[0].calls_tools(), rejected[0].calls_tools()), (false, true));
+    assert_eq!(tools, &Some(serde_json::json!([{"name": "f"}])));
+    // A call is an answer to compare.
+    let both = format!(r#"{{"prompt": "q", "chosen": {}, "rejected": {}}}"#, answer("f"), answer("g"));
+    let (_, output, _folder) = run(&both, None, &[]).unwrap();
+    assert!(pair(&output).1.calls_tools());
+}
+
+#[test]
+fn tools_and_calls_are_left_out_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("x.jsonl"), folder.path().join("y.parquet"));
+    let dropped = |line: &str, drop: &[&str]| {
+        fs::write(&input, line).unwrap();
+        let drop = drop.iter().map(|&name| name.to_owned()).collect();
+        convert(&input, &output, &ReadOptions { drop, ..ReadOptions::default() }, true)?;
+        Ok::<_, Error>(read_records::<Demonstration>(&output, None)?.remove(0))
+    };
+    // The turn that was nothing but calls goes with them, and the result stays.
+    let (name, id) = (Some("f".to_owned()), Some("7".to_owned()));
+    let result = Message { name, tool_call_id: id, ..Message::tool("r") };
+    let rest = vec![Message::user("q"), result, Message::assistant("a")];
+    assert_eq!(dropped(CALLS, &["tools", "tool_calls"]).unwrap(), Demonstration::without_tools(rest));
+    let bare = [Message::user("q"), Message::tool("r"), Message::assistant("a")];
+    let all = ["tools", "tool_calls", "tool_call_id", "name"];
+    assert_eq!(dropped(CALLS, &all).unwrap(), Demonstration::without_tools(bare.to_vec()));
+    // A turn that also says something stays, and tools keep their fields.
+    let said = CALLS.replace("\"content\": null", "\"content\": \"wait\"");
+    let Demonstration::Messages { messages, tools } = dropped(&said, &["tool_calls", "name"]).unwrap() else {
+        panic!("a conversation")
+    };
+    assert_eq!(messages[1], Message::assistant("wait"));
+    assert_eq!(tools.unwrap()[0]["function"]["name"], "f");
+    // An answer that only calls tools has nothing to learn from without them.
+    let answer = r#"{"prompt": "q", "completion": [{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]}"#;
+    let error = dropped(answer, &["tool_calls"]).unwrap_err().to_string();
+    assert!(error.contains("x.jsonl line 1: the field completion has no turns; remove the row"), "{error}");
 }

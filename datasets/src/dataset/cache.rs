@@ -2,12 +2,12 @@
 //!
 //! The name of a cache file is a hash (two XXH64 hashes with different seeds) of everything that the rows
 //! depend on: the bytes of the data files, the tokenizer with its chat template, the settings, the kind of
-//! rows, and the version of this program. A cache file is written under a temporary name and then renamed, so
+//! rows, the format of the file, and the version of this program. A cache file is written under a temporary name and then renamed, so
 //! it is either complete or absent. Its magic bytes and checksum are verified when it is read, and a damaged
 //! file is rebuilt. Processes that need the same rows wait for the process that is tokenizing them.
 //!
 //! ```text
-//! "colossal-chat rows 1\n" | XXH64 of the rest, little endian | postcard: counts, layouts, notes, rows
+//! "colossal-chat rows 2\n" | XXH64 of the rest, little endian | postcard: counts, layouts, notes, rows
 //! ```
 //! Beside them lie numbers that belong to rows, such as log-probabilities under a reference model, in the
 //! same form, under the [`Fingerprint`] of whatever they depend on.
@@ -30,8 +30,8 @@ use crate::tokenizer::Tokenizer;
 
 pub use super::{Cache, CacheUse};
 
-/// The magic bytes at the start of a cache file.
-const MAGIC: &[u8] = b"colossal-chat rows 1\n";
+/// The magic bytes at the start of a cache file, with the number of the format.
+const MAGIC: &[u8] = b"colossal-chat rows 2\n";
 
 #[derive(Serialize, Deserialize)]
 struct CachedRows<T> {
@@ -195,6 +195,7 @@ fn key<T: TrainingRow>(paths: &[PathBuf], tokenizer: &Tokenizer, options: &LoadO
     let LoadOptions { reading, max_length, on_overlong, limit, cache: _ } = options;
     let mut fingerprint = Fingerprint::default();
     let settings = format!("{reading:?} {max_length} {on_overlong:?} {limit:?}");
+    fingerprint.add(MAGIC);
     for part in [T::Source::KIND, &settings, &tokenizer.fingerprint()?] {
         fingerprint.add(part.as_bytes());
     }

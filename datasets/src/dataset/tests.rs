@@ -117,16 +117,18 @@ fn long_sources() -> Vec<Demonstration> {
     vec![
         Demonstration::Text(words.clone()),
         Demonstration::Text(runs.clone()),
-        Demonstration::Messages(turns("b", &words)),
-        Demonstration::Messages(turns(&words, "b")),
-        Demonstration::Messages(turns(&runs, &words)),
+        Demonstration::without_tools(turns("b", &words)),
+        Demonstration::without_tools(turns(&words, "b")),
+        Demonstration::without_tools(turns(&runs, &words)),
         Demonstration::PromptCompletion {
             prompt: vec![Message::user(words.clone())],
             completion: vec![Message::assistant("a")],
+            tools: None,
         },
         Demonstration::PromptCompletion {
             prompt: vec![Message::user("q")],
             completion: vec![Message::assistant(runs)],
+            tools: None,
         },
     ]
 }
@@ -159,6 +161,7 @@ fn long_pairs_are_cut_as_if_they_had_been_tokenized_whole() {
         prompt: vec![Message::user(prompt)],
         chosen: vec![Message::assistant(chosen)],
         rejected: vec![Message::assistant(rejected)],
+        tools: None,
         margin: None,
     };
     let sources = [
@@ -283,4 +286,83 @@ fn a_cache_that_cannot_be_written_does_not_stop_the_run() {
     let options = LoadOptions { cache: Some(cache), ..options(64, Overlong::Drop) };
     let rows = EncodedDataset::<SftRow>::load(&[&path], &small(), &options).unwrap();
     assert!(rows.len() == 1 && matches!(rows.cache, CacheUse::Failed(_)), "{:?}", rows.cache);
+}
+
+/// Two conversations, the second of which calls a tool.
+const CALLING_ROWS: &str = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}, {"role": "tool", "content": "3"}, {"role": "assistant", "content": "It is 3."}], "tools": "[{\"type\": \"function\", \"function\": {\"name\": \"add\", \"parameters\": {}}}]"}
+"#;
+
+/// A tokenizer whose template renders tools and calls.
+fn calling() -> Tokenizer {
+    let golden: serde_json::Value =
+        serde_json::from_str(include_str!("../../tests/golden/tools.json")).unwrap();
+    let mut tokenizer = small();
+    tokenizer.set_chat_template(golden["templates"]["blocks"].as_str().unwrap()).unwrap();
+    tokenizer
+}
+
+#[test]
+fn rows_with_tools_are_learned_and_no_template_loses_them_in_silence() {
+    let (_folder, path) = write(CALLING_ROWS);
+    let load = |tokenizer: &Tokenizer, drop: &[&str]| {
+        let mut options = options(512, Overlong::Drop);
+        options.reading.drop = drop.iter().map(|&name| name.to_owned()).collect();
+        EncodedDataset::<SftRow>::load(&[&path], tokenizer, &options)
+    };
+    let learned = |tokenizer: &Tokenizer, row: &SftRow| {
+        let ids: Vec<i64> = row.labels.iter().copied().filter(|&label| label != IGNORE_INDEX).collect();
+        tokenizer.decode(&ids, false).unwrap()
+    };
+    let tokenizer = calling();
+    let rows = load(&tokenizer, &[]).unwrap();
+    let call = "<call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</call>";
+    assert_eq!(learned(&tokenizer, &rows.rows[1]), format!("{call}<|im_end|>It is 3.<|im_end|>"));
+    let text = tokenizer.decode(&rows.rows[1].input_ids, false).unwrap();
+    assert!(text.starts_with("<|im_start|>system\nTools:\n{\"type\": \"function\""), "{text}");
+    assert!(text.contains("<|im_start|>user\n<result>3</result><|im_end|>"), "{text}");
+
+    // ChatML knows neither tools nor calls.
+    let chatml = small();
+    let error = load(&chatml, &[]).unwrap_err().to_string();
+    assert!(
+        error.contains("x.jsonl line 2: chat template of") && error.contains("tool calls of turn 2"),
+        "{error}"
+    );
+    assert!(error.contains("--drop tool_calls, or drop = [\"tool_calls\"] in [data]"), "{error}");
+    let error = load(&chatml, &["tool_calls"]).unwrap_err().to_string();
+    assert!(
+        error.contains("x.jsonl line 2: chat template of") && error.contains("the tools of the row"),
+        "{error}"
+    );
+    assert!(error.contains("--drop tools, or drop = [\"tools\"] in [data]"), "{error}");
+    let rows = load(&chatml, &["tools", "tool_calls"]).unwrap();
+    assert_eq!(learned(&chatml, &rows.rows[1]), "It is 3.<|im_end|>");
+    let text = chatml.decode(&rows.rows[1].input_ids, false).unwrap();
+    assert!(text.starts_with("<|im_start|>user\na<|im_end|>\n<|im_start|>tool\n3<|im_end|>"), "{text}");
+}
+
+#[test]
+fn the_cache_keeps_the_tools_and_the_calls_of_prompts() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache { folder: folder.path().join("cache"), least_bytes: 1 };
+    let rows = CALLING_ROWS.replace(
+        "{\"role\": \"assistant\", \"content\": \"It is 3.\"}",
+        "{\"role\": \"user\", \"content\": \"so?\"}",
+    );
+    let (_data, path) = write(&rows);
+    let mut options = LoadOptions { cache: Some(cache), ..options(512, Overlong::Drop) };
+    options.reading.layout = Some(Layout::PromptMessages);
+    let load = || EncodedDataset::<PromptRow>::load(&[&path], &calling(), &options).unwrap();
+    let made = load();
+    assert!(matches!(made.cache, CacheUse::Written(_)), "{:?}", made.cache);
+    let read = load();
+    assert!(matches!(read.cache, CacheUse::Read(_)), "{:?}", read.cache);
+    assert_eq!(read.rows, made.rows);
+    let row = &read.rows[1];
+    assert_eq!(row.tools.as_ref().unwrap()[0]["function"]["name"], "add");
+    assert_eq!(row.messages[1].tool_calls[0]["function"]["arguments"], serde_json::json!({"a": 1}));
+    assert_eq!((row.messages.len(), read.rows[0].tools.as_ref()), (4, None));
+    let conversation = crate::Conversation::with_tools(&row.messages, row.tools.as_ref());
+    assert_eq!(row.input_ids, calling().encode_prompt(conversation).unwrap());
 }

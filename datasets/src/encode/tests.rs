@@ -1,7 +1,9 @@
 //! Ids and masks of conversations under real and made templates.
 
+use serde_json::json;
+
 use super::*;
-use crate::tokenizer::tests::{golden, list, small, stories};
+use crate::tokenizer::tests::{golden, list, small, stories, with_special};
 
 fn talk() -> Vec<Message> {
     vec![
@@ -155,7 +157,8 @@ fn a_token_that_crosses_into_the_answer_is_an_error() {
 fn only_the_completion_is_learned() {
     let tokenizer = small();
     let talk = talk();
-    let row = Demonstration::PromptCompletion { prompt: talk[..3].to_vec(), completion: talk[3..].to_vec() };
+    let (prompt, completion) = (talk[..3].to_vec(), talk[3..].to_vec());
+    let row = Demonstration::PromptCompletion { prompt, completion, tools: None };
     let row = tokenizer.encode_demonstration(&row).unwrap();
     let learned: Vec<i64> = row.labels.iter().copied().filter(|&label| label != IGNORE_INDEX).collect();
     assert_eq!(tokenizer.decode(&learned, false).unwrap(), "答案是 5。<|im_end|>");
@@ -180,6 +183,7 @@ fn both_sides_of_a_pair_begin_with_the_prompt() {
             prompt: prompt.clone(),
             chosen: vec![Message::assistant("3")],
             rejected: vec![Message::assistant("The answer is 4")],
+            tools: None,
             margin: Some(0.5),
         })
         .unwrap();
@@ -206,4 +210,114 @@ fn ready_ids_are_used_as_they_are_but_checked() {
     for bad in [tokens(vec![5, 300], None), tokens(vec![5, 6], Some(vec![-1, 6]))] {
         assert!(matches!(tokenizer.encode_demonstration(&bad), Err(Error::IdOutsideVocabulary { .. })));
     }
+}
+
+fn call(arguments: &serde_json::Value) -> Message {
+    let call = json!({"type": "function", "function": {"name": "add", "arguments": arguments}});
+    Message { tool_calls: vec![call], ..Message::assistant("") }
+}
+
+fn talk_with_calls(arguments: &serde_json::Value) -> Vec<Message> {
+    vec![
+        Message::user("What is 1 plus 2?"),
+        call(arguments),
+        Message::tool("3"),
+        Message::assistant("It is 3."),
+    ]
+}
+
+/// A `ChatML` in which a call is a line, with something more in a turn, and at the end.
+fn calling(before_call: &str, at_end: &str) -> String {
+    format!(
+        "{{% for m in messages %}}{{{{ '<|im_start|>' + m.role + '\n' }}}}{before_call}{{{{ m.content or '' }}}}\
+         {{% for c in m.tool_calls or [] %}}{{{{ 'call ' + c.function.name + ' ' + (c.function.arguments | tojson) }}}}\
+         {{% endfor %}}{{{{ '<|im_end|>\n' }}}}{{% endfor %}}\
+         {{% if add_generation_prompt %}}{{{{ '<|im_start|>assistant\n' }}}}{{% else %}}{at_end}{{% endif %}}"
+    )
+}
+
+#[test]
+fn turns_that_call_tools_have_exact_masks() {
+    // A think block opens the turn that comes last, so the rendering up to the call is no head of the whole.
+    let thinking = "{% if m.role == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}";
+    // Special tokens open the calls, and the text of the turn is left out.
+    let listed = "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}\
+                  {% elif m.tool_calls %}{{ '[CALLS]' + (m.tool_calls | tojson) + eos_token }}\
+                  {% elif m.role == 'tool' %}{{ '[RESULT]' + m.content + '[/RESULT]' }}\
+                  {% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}";
+    // No special token ends a turn.
+    let bare = "{% for m in messages %}{{ m.role + ':' }}{% if m.tool_calls %}{{ ' call ' + m.tool_calls[0].function.name }}\
+                {% else %}{{ ' ' + m.content }}{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}";
+    // A special token of its own ends the call inside of the block, and the end of turn stands behind it.
+    let marked = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}\
+                  {% if m.tool_calls %}{{ '[CALLS]' + m.tool_calls[0].function.name + '[/CALLS]' }}{% else %}{{ m.content }}{% endif %}\
+                  {% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}\
+                  {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let line = "call add {\"a\": 1}<|im_end|>";
+    let list = "[CALLS][{\"type\": \"function\", \"function\": {\"name\": \"add\", \"arguments\": {\"a\": 1}}}]<|eos|>";
+    for (source, calls, answer) in [
+        (calling("", ""), line, "It is 3.<|im_end|>"),
+        (calling("", "{{ eos_token }}"), line, "It is 3.<|im_end|>"),
+        (calling(thinking, ""), line, "<think></think>It is 3.<|im_end|>"),
+        (listed.to_owned(), list, "It is 3.<|eos|>"),
+        (bare.to_owned(), " call add\n", " It is 3.\n"),
+        (marked.to_owned(), "[CALLS]add[/CALLS]<|im_end|>", "It is 3.<|im_end|>"),
+    ] {
+        let special = ["[INST]", "[/INST]", "[CALLS]", "[/CALLS]", "[RESULT]", "[/RESULT]"];
+        let mut tokenizer = with_special(&special);
+        tokenizer.set_chat_template(source.clone()).unwrap();
+        let talk = talk_with_calls(&json!({"a": 1}));
+        let encoded =
+            tokenizer.encode_conversation(&talk).unwrap_or_else(|error| panic!("{error}: {source}"));
+        assert_eq!(spoken(&tokenizer, &encoded), [calls, answer], "{source}");
+        // The call may be the last turn, too.
+        let scored = tokenizer.encode_scored(&talk[..2]).unwrap();
+        let prompt = tokenizer.encode_prompt(&talk[..1]).unwrap();
+        let text = tokenizer.decode(&scored[prompt.len()..], false).unwrap();
+        assert!(text.trim_end().ends_with(calls.trim_end()), "{text:?}: {source}");
+    }
+}
+
+#[test]
+fn the_text_of_a_special_token_inside_of_a_call_does_not_end_it() {
+    let tokenizer = with_template(&calling("", ""));
+    let encoded = tokenizer.encode_conversation(&talk_with_calls(&json!({"a": "<|im_end|> 1"}))).unwrap();
+    assert_eq!(spoken(&tokenizer, &encoded)[0], "call add {\"a\": \"<|im_end|> 1\"}<|im_end|>");
+    // Where the end of the turn can only be told by its token, such a call is refused.
+    let thinking = "{% if m.role == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}";
+    let tokenizer = with_template(&calling(thinking, ""));
+    let error = tokenizer.encode_conversation(&talk_with_calls(&json!({"a": "<|im_end|>"}))).unwrap_err();
+    assert!(error.to_string().contains("turn 2: no end-of-turn token ends its tool calls"), "{error}");
+}
+
+#[test]
+fn a_call_that_the_generation_prompt_does_not_open_is_an_error() {
+    let ignoring = calling("", "")
+        .replace("{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% else %}{% endif %}", "");
+    assert!(!ignoring.contains("add_generation_prompt"));
+    let error = with_template(&ignoring).encode_conversation(&talk_with_calls(&json!({}))).unwrap_err();
+    assert!(error.to_string().contains("the generation prompt does not open the turn"), "{error}");
+}
+
+#[test]
+fn answers_that_call_tools_are_compared_behind_their_prompt() {
+    let tokenizer = with_template(&format!("{{{{ tools | tojson if tools }}}}{}", calling("", "")));
+    let tools = json!([{"name": "add"}]);
+    let prompt = vec![Message::user("What is 1 plus 2?")];
+    let row = tokenizer
+        .encode_preference(&Preference::Messages {
+            prompt: prompt.clone(),
+            chosen: vec![call(&json!({"a": 1}))],
+            rejected: vec![Message::assistant("4")],
+            tools: Some(tools.clone()),
+            margin: None,
+        })
+        .unwrap();
+    let ids = tokenizer.encode_prompt(Conversation::with_tools(&prompt, Some(&tools))).unwrap();
+    assert_eq!(row.prompt_length, ids.len());
+    assert!(row.chosen.starts_with(&ids) && row.rejected.starts_with(&ids));
+    assert!(tokenizer.decode(&ids, false).unwrap().starts_with("[{\"name\": \"add\"}]<|im_start|>user"));
+    assert_eq!(tokenizer.decode(&row.chosen[ids.len()..], false).unwrap(), "call add {\"a\": 1}<|im_end|>");
+    let row = Prompt { messages: prompt, tools: Some(tools), answer: None };
+    assert_eq!(tokenizer.encode_prompt_row(&row).unwrap().input_ids, ids);
 }

@@ -16,7 +16,7 @@ pub(super) fn demonstration(fields: &Fields<'_>, answer: &str) -> Result<Parsed<
         return Ok(Parsed::Skipped("the answer is empty"));
     }
     messages.push(Message::assistant(output));
-    Ok(Parsed::Rows(vec![Demonstration::Messages(messages)]))
+    Ok(Parsed::Rows(vec![Demonstration::Messages { messages, tools: fields.tools()? }]))
 }
 
 /// Reads a preference pair.
@@ -32,6 +32,7 @@ pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
         prompt: prompt(fields)?,
         chosen: vec![Message::assistant(chosen)],
         rejected: vec![Message::assistant(rejected)],
+        tools: fields.tools()?,
         margin: fields.number("margin")?,
     }]))
 }

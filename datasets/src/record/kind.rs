@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::layout::{self, Layout};
 use super::mapping::Mapping;
 use crate::conversation::Message;
@@ -12,13 +14,20 @@ use crate::table::Row;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Demonstration {
     /// A conversation. The loss covers every assistant turn without [`Message::ignore_loss`].
-    Messages(Vec<Message>),
+    Messages {
+        /// The turns.
+        messages: Vec<Message>,
+        /// The tools that the assistant may call: a list of descriptions.
+        tools: Option<Value>,
+    },
     /// A prompt and a completion. The loss covers only assistant turns of the completion.
     PromptCompletion {
         /// The turns before the completion.
         prompt: Vec<Message>,
         /// The turns to train on.
         completion: Vec<Message>,
+        /// The tools that the assistant may call.
+        tools: Option<Value>,
     },
     /// Plain text. The loss covers every token.
     Text(String),
@@ -29,6 +38,13 @@ pub enum Demonstration {
         /// Labels, not shifted, with -100 for no loss, `[T]`. Without labels the loss covers every id.
         labels: Option<Vec<i64>>,
     },
+}
+
+impl Demonstration {
+    /// A conversation in which there are no tools to call.
+    pub fn without_tools(messages: Vec<Message>) -> Self {
+        Self::Messages { messages, tools: None }
+    }
 }
 
 /// Two completions of one prompt; the chosen one is better.
@@ -42,6 +58,8 @@ pub enum Preference {
         chosen: Vec<Message>,
         /// The worse completion: one assistant turn.
         rejected: Vec<Message>,
+        /// The tools that the assistant may call.
+        tools: Option<Value>,
         /// How much better the chosen completion is, in units of reward.
         margin: Option<f64>,
     },
@@ -63,6 +81,8 @@ pub enum Preference {
 pub struct Prompt {
     /// The turns before the completion.
     pub messages: Vec<Message>,
+    /// The tools that the assistant may call.
+    pub tools: Option<Value>,
     /// The expected answer, for verifiers.
     pub answer: Option<String>,
 }
@@ -74,6 +94,8 @@ pub struct Unpaired {
     pub prompt: Vec<Message>,
     /// The completion: one assistant turn.
     pub completion: Vec<Message>,
+    /// The tools that the assistant may call.
+    pub tools: Option<Value>,
     /// Whether the completion is good.
     pub label: bool,
 }
@@ -110,6 +132,14 @@ pub trait Record: Sized + Clone + Send + Sync + 'static {
     /// Returns the turns of the conversation, with the better completion of a pair. Empty if the record has
     /// no turns.
     fn turns(&self) -> Vec<&Message>;
+
+    /// Returns the worse completion of a pair. Empty in records that have none.
+    fn rejected(&self) -> &[Message] {
+        &[]
+    }
+
+    /// Returns the descriptions of the tools that the assistant may call.
+    fn tools(&self) -> Option<&Value>;
 
     /// Reads a row that gives exactly one record, with the usual names of columns, fields and roles.
     fn parse(layout: Layout, row: &Row, at: &RowLocation) -> Result<Self> {

@@ -131,21 +131,22 @@ impl Layout {
         }
     }
 
-    /// Returns the optional columns. `system` and `system_prompt` become the first turn.
+    /// Returns the optional columns. `system` and `system_prompt` become the first turn, and `tools` describes
+    /// the tools that the assistant may call.
     pub fn optional(self) -> &'static [&'static str] {
         match self {
             Self::Text | Self::Oasst | Self::OasstPreference => &[],
             Self::Tokens => &["labels"],
             Self::PreferenceTokens => &["margin"],
-            Self::Alpaca => &["input", "system", "system_prompt"],
-            Self::InstructionResponse => &["input", "context", "system", "system_prompt"],
-            Self::AlpacaPreference => &["input", "margin", "system", "system_prompt"],
+            Self::Alpaca => &["input", "system", "system_prompt", "tools"],
+            Self::InstructionResponse => &["input", "context", "system", "system_prompt", "tools"],
+            Self::AlpacaPreference => &["input", "margin", "system", "system_prompt", "tools"],
             Self::Preference
             | Self::ImplicitPreference
             | Self::ShareGptPreference
-            | Self::ColossalPreference => &["margin", "system", "system_prompt"],
-            Self::Prompt | Self::PromptMessages => &["answer", "system", "system_prompt"],
-            _ => &["system", "system_prompt"],
+            | Self::ColossalPreference => &["margin", "system", "system_prompt", "tools"],
+            Self::Prompt | Self::PromptMessages => &["answer", "system", "system_prompt", "tools"],
+            _ => &["system", "system_prompt", "tools"],
         }
     }
 

@@ -68,9 +68,14 @@ impl Mapping {
         self.roles.get(name).copied().or_else(usual)
     }
 
+    /// Whether the user has said which role this name stands for.
+    pub(super) fn names_role(&self, name: &str) -> bool {
+        self.roles.contains_key(name)
+    }
+
     /// Returns the turn field that holds `role` or `content`. Without a mapping it is the first of `usual`
     /// that the turn has.
-    pub(super) fn field<'a>(&'a self, name: &str, turn: &'a Row, usual: &[&str]) -> Option<&'a Value> {
+    pub(crate) fn field<'a>(&'a self, name: &str, turn: &'a Row, usual: &[&str]) -> Option<&'a Value> {
         match self.fields.get(name) {
             Some(found) => turn.get(found),
             None => usual.iter().find_map(|name| turn.get(*name)),
@@ -79,7 +84,7 @@ impl Mapping {
 
     /// Whether a turn field is read, under its canonical or mapped name.
     pub(super) fn reads_turn_field(&self, field: &str) -> bool {
-        ["role", "from", "content", "value", "weight"].contains(&field)
+        ["role", "from", "content", "value", "weight", "tool_calls", "name", "tool_call_id"].contains(&field)
             || self.fields.values().any(|found| found == field)
     }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::kind::Record;
 use super::layout::Layout;
 use super::mapping::Mapping;
-use crate::conversation::{Message, Role};
+use crate::conversation::{Message, Role, function};
 use crate::error::{Error, Result, RowLocation};
 use crate::table::Row;
 use crate::table::limits::{COLUMNS, too_many_columns};
@@ -134,7 +134,7 @@ pub struct FieldCount {
 /// Findings about a file that are not part of its records.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notes {
-    /// Fields that are not read, such as `quality` or `messages[].name`, without metadata.
+    /// Fields that are not read, such as `quality` or `messages[].mood`, without metadata.
     pub unread: BTreeMap<String, FieldCount>,
     /// Metadata fields that are not read.
     pub metadata: BTreeMap<String, FieldCount>,
@@ -182,7 +182,7 @@ impl Notes {
         for (name, value) in looked.row {
             if !looked.layout.reads(name) {
                 self.field(looked, name, name, value)?;
-            } else if !matches!(looked.layout, Layout::Oasst | Layout::OasstPreference) {
+            } else if name != "tools" && !matches!(looked.layout, Layout::Oasst | Layout::OasstPreference) {
                 self.turns(looked, name, value)?;
             }
         }
@@ -267,6 +267,11 @@ impl Notes {
         if turns.iter().any(silent) {
             count(&mut self.odd, "have a user turn that says nothing", at);
         }
+        let mut calls = turns.iter().flat_map(|turn| &turn.tool_calls);
+        if calls.any(|call| function(call).get("arguments").is_some_and(Value::is_string)) {
+            let what = "have a tool call whose arguments are text, which most templates expect as an object";
+            count(&mut self.odd, what, at);
+        }
     }
 
     /// Adds the notes of another part of the same file.
@@ -323,7 +328,7 @@ fn count(counts: &mut BTreeMap<String, FieldCount>, what: &str, at: &RowLocation
 }
 
 /// Whether a value is empty. Tables fill missing fields with null or with empty texts, lists and objects.
-fn is_blank(value: &Value) -> bool {
+pub(crate) fn is_blank(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::String(text) => ["", "[]", "{}", "null"].contains(&text.trim()),

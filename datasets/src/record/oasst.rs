@@ -35,7 +35,7 @@ pub(super) fn conversations(row: &Fields<'_>) -> Result<Parsed<Demonstration>> {
     if messages.is_empty() {
         return Ok(Parsed::Skipped("the tree has no answer"));
     }
-    Ok(Parsed::Rows(vec![Demonstration::Messages(messages)]))
+    Ok(Parsed::Rows(vec![Demonstration::without_tools(messages)]))
 }
 
 fn root<'a>(row: &Fields<'a>) -> Result<&'a Value> {
@@ -73,6 +73,7 @@ impl Tree<'_> {
                         prompt: self.path.clone(),
                         chosen: vec![better],
                         rejected: vec![worse],
+                        tools: None,
                         margin: None,
                     });
                 }

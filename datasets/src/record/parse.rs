@@ -6,9 +6,10 @@
 use serde_json::Value;
 
 use super::Layout;
-use super::fields::{Fields, is_empty_answer};
+use super::fields::Fields;
 use super::kind::{Demonstration, Parsed, Preference, Prompt, Unpaired};
 use super::transcript::{self, split_shared};
+use super::turns::is_empty_answer;
 use crate::conversation::{Message, Role};
 use crate::error::{Error, Result};
 
@@ -27,7 +28,7 @@ pub(super) fn demonstration(fields: &Fields<'_>) -> Result<Parsed<Demonstration>
         _ => {
             let messages = fields.with_system(fields.turns("messages", None)?)?;
             fields.filled("messages", &messages)?;
-            Ok(only(Demonstration::Messages(messages)))
+            Ok(only(Demonstration::Messages { messages, tools: fields.tools()? }))
         }
     }
 }
@@ -38,7 +39,8 @@ fn prompt_completion(fields: &Fields<'_>, answer: &str) -> Result<Demonstration>
         return Err(fields.not_one_answer(answer, &completion));
     }
     fields.filled(answer, &completion)?;
-    Ok(Demonstration::PromptCompletion { prompt: fields.prompt("prompt")?, completion })
+    let (prompt, tools) = (fields.prompt("prompt")?, fields.tools()?);
+    Ok(Demonstration::PromptCompletion { prompt, completion, tools })
 }
 
 /// Reads a `ShareGPT` conversation. Turns after the last assistant turn are dropped.
@@ -53,7 +55,7 @@ fn sharegpt(fields: &Fields<'_>) -> Result<Parsed<Demonstration>> {
     if messages.iter().any(is_empty_answer) {
         return Ok(Parsed::Skipped("an assistant turn is empty"));
     }
-    Ok(only(Demonstration::Messages(messages)))
+    Ok(only(Demonstration::Messages { messages, tools: fields.tools()? }))
 }
 
 fn tokens(fields: &Fields<'_>) -> Result<Demonstration> {
@@ -97,7 +99,7 @@ pub(super) fn preference(fields: &Fields<'_>) -> Result<Parsed<Preference>> {
     if fields.layout.is_foreign() && chosen == rejected {
         return Ok(Parsed::Skipped("chosen equals rejected"));
     }
-    Ok(only(Preference::Messages { prompt, chosen, rejected, margin }))
+    Ok(only(Preference::Messages { prompt, chosen, rejected, tools: fields.tools()?, margin }))
 }
 
 /// Whether a conversation begins with the turns of a prompt, ignoring system turns.
@@ -107,7 +109,9 @@ fn begins_with(conversation: &[Message], prompt: &[Message]) -> bool {
     };
     let (conversation, prompt) = (spoken(conversation), spoken(prompt));
     let same = |(left, right): (&Message, &Message)| {
-        left.role == right.role && left.content.trim() == right.content.trim()
+        left.role == right.role
+            && left.content.trim() == right.content.trim()
+            && left.tool_calls == right.tool_calls
     };
     conversation.len() > prompt.len() && conversation.iter().zip(&prompt).all(same)
 }
@@ -155,7 +159,7 @@ fn implicit_preference(fields: &Fields<'_>, margin: Option<f64>) -> Result<Parse
     fields.one_answer("chosen", &chosen)?;
     fields.one_answer("rejected", &rejected)?;
     let prompt = fields.with_system(fields.some_turns("prompt", prompt)?)?;
-    Ok(only(Preference::Messages { prompt, chosen, rejected, margin }))
+    Ok(only(Preference::Messages { prompt, chosen, rejected, tools: fields.tools()?, margin }))
 }
 
 pub(super) fn prompt(fields: &Fields<'_>) -> Result<Parsed<Prompt>> {
@@ -173,7 +177,7 @@ pub(super) fn prompt(fields: &Fields<'_>) -> Result<Parsed<Prompt>> {
         Value::Number(number) => Ok(number.to_string()),
         other => Err(fields.wrong("answer", other, "text")),
     });
-    Ok(only(Prompt { messages, answer: answer.transpose()? }))
+    Ok(only(Prompt { messages, tools: fields.tools()?, answer: answer.transpose()? }))
 }
 
 pub(super) fn unpaired(fields: &Fields<'_>) -> Result<Parsed<Unpaired>> {
@@ -190,13 +194,14 @@ pub(super) fn unpaired(fields: &Fields<'_>) -> Result<Parsed<Unpaired>> {
     if fields.layout == Layout::Unpaired {
         let completion = fields.turns("completion", Some(Role::Assistant))?;
         fields.one_answer("completion", &completion)?;
-        return Ok(only(Unpaired { prompt: fields.prompt("prompt")?, completion, label }));
+        let (prompt, tools) = (fields.prompt("prompt")?, fields.tools()?);
+        return Ok(only(Unpaired { prompt, completion, tools, label }));
     }
 
     let mut prompt = fields.with_system(fields.turns("messages", None)?)?;
     match prompt.pop() {
         Some(answer) if answer.role == Role::Assistant && !prompt.is_empty() => {
-            Ok(only(Unpaired { prompt, completion: vec![answer], label }))
+            Ok(only(Unpaired { prompt, completion: vec![answer], tools: fields.tools()?, label }))
         }
         _ => Ok(Parsed::Skipped("no assistant turn at the end")),
     }

@@ -27,6 +27,7 @@ fn texts_stand_for_turns() {
         prompt: vec![Message::user("q")],
         chosen: vec![Message::assistant("a")],
         rejected: vec![Message::assistant("b")],
+        tools: None,
         margin: Some(2.0),
     };
     assert_eq!(row, wanted);
@@ -38,6 +39,7 @@ fn texts_stand_for_turns() {
     let wanted = Demonstration::PromptCompletion {
         prompt: vec![Message::system("s"), Message::user("q")],
         completion: vec![Message::assistant("a")],
+        tools: None,
     };
     assert_eq!(row, wanted);
 }
@@ -47,7 +49,7 @@ fn null_fields_of_turns_are_passed_over() {
     let turn =
         json!([{"role": "user", "content": [{"type": "text", "text": "a"}], "tool_calls": null, "name": ""}]);
     let row: Demonstration = parse(Layout::Messages, json!({"messages": turn})).unwrap();
-    assert_eq!(row, Demonstration::Messages(vec![Message::user("a")]));
+    assert_eq!(row, Demonstration::without_tools(vec![Message::user("a")]));
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub(super) fn preference(
         return Ok(Parsed::Skipped("an answer is empty"));
     }
     let prompt = fields.with_system(prompt)?;
-    Ok(Parsed::Rows(vec![Preference::Messages { prompt, chosen, rejected, margin }]))
+    Ok(Parsed::Rows(vec![Preference::Messages { prompt, chosen, rejected, tools: fields.tools()?, margin }]))
 }
 
 /// Removes the common turns from the start of two conversations and returns them. Each conversation keeps at

@@ -1,5 +1,5 @@
 //! Converts records to columns. Turns are always written as lists of `{role, content}`, so that each column
-//! has one type.
+//! has one type. A turn has a field of another name only if it needs it.
 
 use serde_json::{Value, json};
 
@@ -9,9 +9,11 @@ use crate::table::Row;
 
 pub(super) fn demonstration(row: &Demonstration) -> Row {
     match row {
-        Demonstration::Messages(messages) => columns([("messages", turns(messages))]),
-        Demonstration::PromptCompletion { prompt, completion } => {
-            columns([("prompt", turns(prompt)), ("completion", turns(completion))])
+        Demonstration::Messages { messages, tools } => {
+            columns([("messages", turns(messages)), ("tools", json!(tools))])
+        }
+        Demonstration::PromptCompletion { prompt, completion, tools } => {
+            columns([("prompt", turns(prompt)), ("completion", turns(completion)), ("tools", json!(tools))])
         }
         Demonstration::Text(text) => columns([("text", json!(text))]),
         Demonstration::Tokens { input_ids, labels } => {
@@ -22,11 +24,12 @@ pub(super) fn demonstration(row: &Demonstration) -> Row {
 
 pub(super) fn preference(row: &Preference) -> Row {
     match row {
-        Preference::Messages { prompt, chosen, rejected, margin } => columns([
+        Preference::Messages { prompt, chosen, rejected, tools, margin } => columns([
             ("prompt", turns(prompt)),
             ("chosen", turns(chosen)),
             ("rejected", turns(rejected)),
             ("margin", json!(margin)),
+            ("tools", json!(tools)),
         ]),
         Preference::Tokens { chosen, rejected, prompt_length, margin } => columns([
             ("chosen_input_ids", json!(chosen)),
@@ -38,7 +41,7 @@ pub(super) fn preference(row: &Preference) -> Row {
 }
 
 pub(super) fn prompt(row: &Prompt) -> Row {
-    columns([("prompt", turns(&row.messages)), ("answer", json!(row.answer))])
+    columns([("prompt", turns(&row.messages)), ("answer", json!(row.answer)), ("tools", json!(row.tools))])
 }
 
 pub(super) fn unpaired(row: &Unpaired) -> Row {
@@ -46,6 +49,7 @@ pub(super) fn unpaired(row: &Unpaired) -> Row {
         ("prompt", turns(&row.prompt)),
         ("completion", turns(&row.completion)),
         ("label", json!(row.label)),
+        ("tools", json!(row.tools)),
     ])
 }
 
@@ -57,7 +61,7 @@ fn columns<const N: usize>(columns: [(&str, Value); N]) -> Row {
 
 fn turns(messages: &[Message]) -> Value {
     let turn = |message: &Message| {
-        let mut turn = json!({"role": message.role.as_str(), "content": message.content});
+        let mut turn = json!(message);
         if message.ignore_loss {
             turn["weight"] = json!(0);
         }

@@ -79,11 +79,16 @@ pub(crate) fn row_bytes(row: &Row) -> usize {
     row.iter().map(|(name, value)| FIELD + name.len() + contents(value)).sum()
 }
 
+/// The bytes of a value in memory.
+pub(crate) fn value_bytes(value: &Value) -> usize {
+    VALUE + contents(value)
+}
+
 /// The bytes of the contents of a value.
 fn contents(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
-        Value::Array(list) => list.iter().map(|value| VALUE + contents(value)).sum(),
+        Value::Array(list) => list.iter().map(value_bytes).sum(),
         Value::Object(object) => row_bytes(object),
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
     }

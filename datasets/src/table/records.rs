@@ -4,11 +4,13 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
-use super::limits::row_bytes;
+use serde_json::Value;
+
+use super::limits::{row_bytes, value_bytes};
 use super::position::Position;
 use super::reader::TableReader;
 use crate::error::{Error, Result, RowLocation};
-use crate::record::notes::{Class, ReadRow, class};
+use crate::record::notes::{Class, ReadRow, class, is_blank};
 use crate::record::{Layout, Mapping, Notes, Parsed, Record, Row};
 
 /// Options for reading rows, as set by the user.
@@ -36,22 +38,39 @@ impl ReadOptions {
     fn prepare(&self, mut row: Row) -> Row {
         if !self.drop.is_empty() {
             row.retain(|name, _| !self.drop.contains(name));
-            row.values_mut().for_each(|value| self.drop_from_turns(value));
+            let columns = row.iter_mut().filter(|(name, _)| self.mapping.canonical_name(name) != "tools");
+            columns.for_each(|(_, value)| self.drop_from_turns(value));
         }
         if self.mapping == Mapping::default() { row } else { self.mapping.rename(row) }
     }
 
-    /// Removes the dropped fields from the turns in a column.
-    fn drop_from_turns(&self, value: &mut serde_json::Value) {
-        let drop = |value: &mut serde_json::Value| {
-            if let Some(turn) = value.as_object_mut() {
-                turn.retain(|name, _| !self.drop.contains(name));
+    /// Removes the dropped fields from the turns in a column. A turn that was nothing but calls of tools goes
+    /// with its calls.
+    fn drop_from_turns(&self, value: &mut Value) {
+        if let Some(turns) = value.as_array_mut() {
+            if self.drop.iter().any(|name| name == "tool_calls") {
+                turns.retain(|turn| !self.only_calls(turn));
             }
-        };
-        match value.as_array_mut() {
-            Some(turns) => turns.iter_mut().for_each(drop),
-            None => drop(value),
+            for turn in turns {
+                self.drop_fields(turn);
+            }
+        } else {
+            self.drop_fields(value);
         }
+    }
+
+    fn drop_fields(&self, turn: &mut Value) {
+        if let Some(turn) = turn.as_object_mut() {
+            turn.retain(|name, _| !self.drop.contains(name));
+        }
+    }
+
+    /// Whether a turn calls tools and says nothing.
+    fn only_calls(&self, turn: &Value) -> bool {
+        turn.as_object().is_some_and(|turn| {
+            let content = self.mapping.field("content", turn, &["content", "value"]);
+            turn.get("tool_calls").is_some_and(|calls| !is_blank(calls)) && content.is_none_or(is_blank)
+        })
     }
 }
 
@@ -120,8 +139,9 @@ impl<R: Record> RecordReader<R> {
                 Ok(Vec::new())
             }
             Parsed::Rows(records) => {
-                // No record is larger than its row.
-                self.row_bytes = row_bytes.saturating_mul(records.len());
+                // No record is larger than its row, but for tools and calls that the row holds as text.
+                let parsed: usize = records.iter().map(parsed_bytes).sum();
+                self.row_bytes = row_bytes.saturating_mul(records.len()).saturating_add(parsed);
                 // The pairs of a message tree share their turns, so their oddities would be counted several
                 // times.
                 if let [record] = &records[..] {
@@ -131,6 +151,12 @@ impl<R: Record> RecordReader<R> {
             }
         }
     }
+}
+
+/// The bytes of the tools and the calls of a record in memory.
+fn parsed_bytes<R: Record>(record: &R) -> usize {
+    let calls = record.turns().into_iter().chain(record.rejected()).flat_map(|turn| &turn.tool_calls);
+    record.tools().into_iter().chain(calls).map(value_bytes).sum()
 }
 
 impl<R: Record> Iterator for RecordReader<R> {

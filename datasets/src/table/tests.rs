@@ -17,7 +17,7 @@ fn demonstrations() -> Vec<Demonstration> {
     let turn = |number: usize| {
         vec![Message::user(format!("a, \"b\"\n{number}")), Message::assistant("中文 \u{2028} 😀".to_owned())]
     };
-    (0..2500).map(|number| Demonstration::Messages(turn(number))).collect()
+    (0..2500).map(|number| Demonstration::without_tools(turn(number))).collect()
 }
 
 fn preferences() -> Vec<Preference> {
@@ -25,6 +25,7 @@ fn preferences() -> Vec<Preference> {
         prompt: vec![Message::user("q")],
         chosen: vec![Message::assistant("a")],
         rejected: vec![Message::assistant("[{not JSON")],
+        tools: None,
         margin,
     };
     vec![row(None), row(Some(0.25))]
@@ -33,10 +34,12 @@ fn preferences() -> Vec<Preference> {
 #[test]
 fn every_format_gives_back_what_was_written() {
     let folder = tempfile::tempdir().unwrap();
-    let prompts = vec![Prompt { messages: vec![Message::user("1+1")], answer: Some("2".to_owned()) }];
+    let prompts =
+        vec![Prompt { messages: vec![Message::user("1+1")], tools: None, answer: Some("2".to_owned()) }];
     let unpaired = vec![Unpaired {
         prompt: vec![Message::user("q")],
         completion: vec![Message::assistant("a")],
+        tools: None,
         label: false,
     }];
     let tokens = vec![Demonstration::Tokens { input_ids: vec![1, 2], labels: Some(vec![-100, 2]) }];
@@ -72,7 +75,7 @@ fn a_failed_write_leaves_the_old_file_alone() {
     assert!(write_rows(&path, Layout::Text, rows).is_err());
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-    let mixed = [Demonstration::Text("a".to_owned()), Demonstration::Messages(vec![Message::user("a")])];
+    let mixed = [Demonstration::Text("a".to_owned()), Demonstration::without_tools(vec![Message::user("a")])];
     let error = write_records(&path, &mixed).unwrap_err();
     assert!(matches!(error, Error::MixedLayouts { row: 2, first: "text", found: "messages", .. }));
 }
@@ -360,7 +363,7 @@ fn a_list_in_a_text_is_a_list_in_csv_alone() {
     );
     assert_eq!(prompt("x.csv", "prompt\n[1]\n".to_owned()), [Message::user("[1]")]);
     let path = folder.path().join("x.parquet");
-    let rows = [Prompt { messages: vec![Message::user(turns)], answer: None }];
+    let rows = [Prompt { messages: vec![Message::user(turns)], tools: None, answer: None }];
     let column: ArrayRef = Arc::new(LargeStringArray::from(vec![turns]));
     write_parquet(&path, vec![("prompt", column)]);
     assert_eq!(read_records::<Prompt>(&path, None).unwrap(), rows);
@@ -525,4 +528,21 @@ fn the_notes_of_a_row_with_many_names_take_no_time() {
     let mut rows = open_records::<Demonstration>(&path, &ReadOptions::default()).unwrap();
     assert_eq!(rows.by_ref().flatten().count(), 3);
     assert_eq!(rows.notes().unread.len(), 9000);
+}
+
+#[test]
+fn scores_stand_beside_the_columns_of_the_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let ignored = Message { ignore_loss: true, ..Message::assistant("a") };
+    let talk = vec![Message::user("q"), ignored, Message::user("r"), Message::assistant("b")];
+    let records = vec![Demonstration::without_tools(talk), demonstrations().remove(0)];
+    for name in ["x.parquet", "x.jsonl"] {
+        let path = folder.path().join(name);
+        write_scored_records(&path, &records, &[0.25, -3.0]).unwrap();
+        assert_eq!(read_records::<Demonstration>(&path, None).unwrap(), records, "{name}");
+        let rows = TableReader::open(&path).unwrap().rows(None).unwrap();
+        let scores: Vec<f64> = rows.map(|row| row.unwrap().1["score"].as_f64().unwrap()).collect();
+        assert_eq!(scores, [0.25, -3.0], "{name}");
+        assert!(write_scored_records(&path, &records, &[0.0, 0.0]).is_err(), "{name} is there already");
+    }
 }

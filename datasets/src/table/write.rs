@@ -2,7 +2,8 @@
 //!
 //! A file is written under a temporary name in its folder, synced, and renamed to its final name, so a reader
 //! never sees a partial file. Parquet is written with zstd in row groups of at most 50 000 rows, with the
-//! layout name in the metadata.
+//! layout name in the metadata. A column of Parquet has one type, so tools and the calls of a turn, whose
+//! fields differ from row to row, are JSON text there.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -19,10 +20,11 @@ use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression as ParquetCompression, ZstdLevel};
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::format::{Format, format_of};
 use super::limits::row_bytes;
+use crate::conversation::Message;
 use crate::error::{Error, Result};
 use crate::record::{Layout, Record, Row};
 
@@ -42,42 +44,98 @@ pub fn write_records<R: Record>(path: &Path, records: &[R]) -> Result<()> {
 
 /// Like [`write_records`], but an existing file is an error unless `replaces` is set.
 pub fn write_records_over<R: Record>(path: &Path, records: &[R], replaces: bool) -> Result<()> {
+    let columns = columns(path, records)?;
+    write(path, replaces, columns, records.iter().map(|record| Ok(record.to_row())))
+}
+
+/// Writes records of one layout with the score of each of them, in the column `score`. An existing file is an
+/// error.
+pub fn write_scored_records<R: Record>(path: &Path, records: &[R], scores: &[f64]) -> Result<()> {
+    assert_eq!(records.len(), scores.len(), "each record has a score");
+    let (layout, needed) = columns(path, records)?;
+    let row = |(record, score): (&R, &f64)| {
+        let mut row = record.to_row();
+        row.insert("score".to_owned(), json!(score));
+        Ok(row)
+    };
+    let rows = records.iter().zip(scores).map(row);
+    write(path, false, (layout, Needed { has_scores: true, ..needed }), rows)
+}
+
+/// The one layout of records, and the fields that they need.
+fn columns<R: Record>(path: &Path, records: &[R]) -> Result<(Layout, Needed)> {
     let layout = records.first().ok_or_else(|| Error::NoRows { path: path.to_owned() })?.layout();
     if let Some(row) = records.iter().position(|record| record.layout() != layout) {
         let found = records[row].layout().name();
         return Err(Error::MixedLayouts { path: path.to_owned(), row: row + 1, first: layout.name(), found });
     }
-    let weighted = records.iter().any(has_weights);
-    write(path, replaces, (layout, weighted), records.iter().map(|record| Ok(record.to_row())))
+    Ok((layout, records.iter().map(Needed::of).fold(Needed::default(), Needed::and)))
 }
 
-/// Whether a turn of the record has no loss, which the column of turns needs a field for.
-pub(crate) fn has_weights<R: Record>(record: &R) -> bool {
-    record.turns().iter().any(|turn| turn.ignore_loss)
-}
-
-/// Writes rows that have the columns of `layout`.
+/// Writes rows that have the columns of `layout`, with turns that have nothing but a role and a content.
 pub fn write_rows(path: &Path, layout: Layout, rows: impl Iterator<Item = Row>) -> Result<()> {
-    write(path, true, (layout, false), rows.map(Ok))
+    write(path, true, (layout, Needed::default()), rows.map(Ok))
 }
 
-/// Writes rows in the given layout. With `weighted`, the turns have a `weight` field. After an error of a row
-/// there is no file.
+/// The fields of turns that a file has only if a row needs them, and the column of tools.
+const OPTIONAL: [&str; 5] = ["weight", "name", "tool_call_id", "tool_calls", "tools"];
+
+/// Which of [`OPTIONAL`] the rows of a file need, and whether they have scores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Needed {
+    fields: [bool; OPTIONAL.len()],
+    has_scores: bool,
+}
+
+impl Needed {
+    /// What a record needs.
+    pub(crate) fn of<R: Record>(record: &R) -> Self {
+        let (turns, rejected) = (record.turns(), record.rejected());
+        let any = |has: fn(&Message) -> bool| turns.iter().copied().chain(rejected).any(has);
+        let fields = [
+            any(|turn| turn.ignore_loss),
+            any(|turn| turn.name.is_some()),
+            any(|turn| turn.tool_call_id.is_some()),
+            any(Message::calls_tools),
+            record.tools().is_some(),
+        ];
+        Self { fields, has_scores: false }
+    }
+
+    /// What two records need together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            fields: std::array::from_fn(|index| self.fields[index] || other.fields[index]),
+            has_scores: self.has_scores || other.has_scores,
+        }
+    }
+
+    /// Whether a file that has these fields has the others, too.
+    pub(crate) fn covers(self, others: Self) -> bool {
+        self.and(others) == self
+    }
+
+    fn has(self, name: &str) -> bool {
+        OPTIONAL.iter().zip(self.fields).any(|(optional, needed)| *optional == name && needed)
+    }
+}
+
+/// Writes rows in the given layout, with the fields that they need. After an error of a row there is no file.
 pub(crate) fn write(
     path: &Path,
     replaces: bool,
-    (layout, weighted): (Layout, bool),
+    (layout, needed): (Layout, Needed),
     rows: impl Iterator<Item = Result<Row>>,
 ) -> Result<()> {
     let (format, gzipped) = format_of(path)?;
     atomically(path, replaces, |file| match format {
-        Format::Parquet => parquet(path, file, (layout, weighted), rows),
+        Format::Parquet => parquet(path, file, (layout, needed), rows),
         _ if gzipped => {
             let mut encoder = GzEncoder::new(file, Compression::default());
-            text(path, format, &mut encoder, layout, rows)?;
+            text(path, format, &mut encoder, (layout, needed), rows)?;
             encoder.finish().map(drop).map_err(|source| Error::Write { path: path.to_owned(), source })
         }
-        _ => text(path, format, file, layout, rows),
+        _ => text(path, format, file, (layout, needed), rows),
     })
 }
 
@@ -124,11 +182,12 @@ pub(crate) fn atomically(
 fn parquet(
     path: &Path,
     file: &mut BufWriter<File>,
-    (layout, weighted): (Layout, bool),
+    (layout, needed): (Layout, Needed),
     rows: impl Iterator<Item = Result<Row>>,
 ) -> Result<()> {
     let failed = |error| Error::Parquet { path: path.to_owned(), error };
-    let schema = schema(layout, weighted);
+    let schema = schema(layout, needed);
+    let rows = rows.map(|row| row.map(|row| calls_as_text(row, needed)));
     let note = KeyValue::new("colossal-chat.layout".to_owned(), layout.name().to_owned());
     let properties = WriterProperties::builder()
         .set_compression(ParquetCompression::ZSTD(ZstdLevel::default()))
@@ -143,6 +202,19 @@ fn parquet(
         if writer.memory_size() > ROW_GROUP_BYTES { writer.flush().map_err(failed) } else { Ok(()) }
     })?;
     writer.close().map(drop).map_err(failed)
+}
+
+/// Turns tools and the calls of turns into JSON text.
+fn calls_as_text(mut row: Row, needed: Needed) -> Row {
+    let to_text = |value: &mut Value| *value = Value::String(value.to_string());
+    if needed.has("tools") {
+        row.get_mut("tools").into_iter().for_each(to_text);
+    }
+    if needed.has("tool_calls") {
+        let turns = row.values_mut().filter_map(Value::as_array_mut).flatten();
+        turns.filter_map(|turn| turn.get_mut("tool_calls")).for_each(to_text);
+    }
+    row
 }
 
 /// Calls `write` on successive batches of rows.
@@ -173,28 +245,35 @@ fn batch(schema: &SchemaRef, rows: &[Row]) -> std::result::Result<RecordBatch, A
 }
 
 /// Returns the Arrow schema of a layout.
-fn schema(layout: Layout, weighted: bool) -> SchemaRef {
+fn schema(layout: Layout, needed: Needed) -> SchemaRef {
     let list = |item: DataType| DataType::List(Arc::new(Field::new("item", item, true)));
     let text = |name: &str| Field::new(name, DataType::Utf8, true);
     let mut parts = vec![text("role"), text("content")];
-    parts.extend(weighted.then(|| Field::new("weight", DataType::Int64, true)));
+    parts.extend(needed.has("weight").then(|| Field::new("weight", DataType::Int64, true)));
+    let texts = ["name", "tool_call_id", "tool_calls"].into_iter().filter(|name| needed.has(name));
+    parts.extend(texts.map(text));
     let turns = list(DataType::Struct(Fields::from(parts)));
     let kind = |name: &str| match name {
         "input_ids" | "labels" | "chosen_input_ids" | "rejected_input_ids" => list(DataType::Int64),
         "prompt_length" => DataType::Int64,
-        "margin" => DataType::Float64,
+        "margin" | "score" => DataType::Float64,
         "label" => DataType::Boolean,
-        "text" | "answer" => DataType::Utf8,
+        "text" | "answer" | "tools" => DataType::Utf8,
         _ => turns.clone(),
     };
-    let names = written(layout);
+    let names = written(layout, needed);
     Arc::new(Schema::new(names.map(|name| Field::new(*name, kind(name), true)).collect::<Vec<_>>()))
 }
 
-/// Returns the columns that are written. System prompts are written as turns, not as columns.
-fn written(layout: Layout) -> impl Iterator<Item = &'static &'static str> {
+/// Returns the columns that are written, scores last. System prompts are written as turns, not as columns.
+fn written(layout: Layout, needed: Needed) -> impl Iterator<Item = &'static &'static str> {
     let names = layout.required().iter().chain(layout.optional());
-    names.filter(|name| !["system", "system_prompt"].contains(name))
+    let names = names.filter(move |name| match **name {
+        "system" | "system_prompt" => false,
+        "tools" => needed.has("tools"),
+        _ => true,
+    });
+    names.chain(needed.has_scores.then_some(&"score"))
 }
 
 /// Writes JSONL, JSON or CSV.
@@ -202,12 +281,12 @@ fn text(
     path: &Path,
     format: Format,
     out: &mut impl Write,
-    layout: Layout,
+    (layout, needed): (Layout, Needed),
     rows: impl Iterator<Item = Result<Row>>,
 ) -> Result<()> {
     let failed = |source| Error::Write { path: path.to_owned(), source };
     match format {
-        Format::Csv => csv(path, out, layout, rows),
+        Format::Csv => csv(path, out, (layout, needed), rows),
         Format::Json => {
             let mut before = "[\n";
             for row in rows {
@@ -229,10 +308,10 @@ fn text(
 fn csv(
     path: &Path,
     out: &mut impl Write,
-    layout: Layout,
+    (layout, needed): (Layout, Needed),
     rows: impl Iterator<Item = Result<Row>>,
 ) -> Result<()> {
-    let names: Vec<&str> = written(layout).copied().collect();
+    let names: Vec<&str> = written(layout, needed).copied().collect();
     let failed = |source| Error::Arrow { path: path.to_owned(), source };
     let mut writer = arrow_csv::Writer::new(out);
     for_batches(rows, |rows| {

@@ -1,81 +1,165 @@
-//! Detects turns that a chat template silently leaves out.
+//! Detects turns, calls of tools and descriptions of tools that a chat template silently leaves out.
 //!
 //! Some templates have no place for a system message, or for an assistant that speaks first, and render the
-//! conversation without it. The model would then see another conversation than the row contains. Therefore
-//! every non-empty turn must change the rendered text. A template may still transform a turn: it may trim it,
+//! conversation without it; most templates of models without tools ignore tools and calls. The model would
+//! then see another conversation than the row contains. Therefore every non-empty turn, every turn that calls
+//! tools, and the tools must change the rendered text. A template may still transform a turn: it may trim it,
 //! write it as JSON, or leave out the `<think>` part of an earlier reply, as Qwen3's template does. This
 //! module knows no token ids.
 
-use crate::conversation::{Message, Role};
+use std::sync::{MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+
+use crate::conversation::{Conversation, Message, function_name};
 use crate::error::{Error, Result};
 use crate::template::Rendered;
 
 use super::Tokenizer;
+use super::turn_order::{TurnOrder, TurnShape};
 
 /// A text that does not occur in conversations.
 const MARK: &str = "Zq7xW";
-/// The largest number of role sequences to remember.
+/// The largest number of orders to remember.
 const REMEMBERED: usize = 10_000;
 
 impl Tokenizer {
-    /// Returns an error if a turn had no effect on the rendered text.
+    /// Returns an error if a turn, the calls of a turn or the tools had no effect on the rendered text.
     pub(super) fn check_turns(
         &self,
-        messages: &[Message],
+        conversation: Conversation<'_>,
         add_generation_prompt: bool,
         rendered: &Rendered,
     ) -> Result<()> {
-        let missing = unseen(messages, &rendered.text);
-        let suspects = if missing.is_empty() && self.keeps_roles(messages, add_generation_prompt) {
-            missing
-        } else {
-            (0..messages.len()).filter(|&turn| !messages[turn].content.trim().is_empty()).collect()
-        };
+        if shows_turns(conversation.messages, &rendered.text)
+            && self.keeps_order(conversation, add_generation_prompt)
+        {
+            return Ok(());
+        }
 
-        for turn in suspects {
-            // If changing a turn does not change the rendered text, the turn is not in it.
-            let mut changed = messages.to_vec();
-            changed[turn].content = format!("{MARK}{}{MARK}", messages[turn].content);
-            let again = self.render_unchecked(&changed, add_generation_prompt);
-            if again.is_ok_and(|again| again.text == rendered.text) {
-                return Err(Error::DroppedTurn {
-                    name: self.name().to_owned(),
-                    turn: turn + 1,
-                    role: messages[turn].role.as_str(),
-                });
+        // If changing a part does not change the rendered text, the part is not in it.
+        let is_lost = |changed: Conversation<'_>| {
+            let again = self.render_unchecked(changed, add_generation_prompt);
+            again.is_ok_and(|again| again.text == rendered.text)
+        };
+        let name = || self.name().to_owned();
+        for (turn, message) in conversation.messages.iter().enumerate() {
+            let with = |changed: Message| {
+                let mut messages = conversation.messages.to_vec();
+                messages[turn] = changed;
+                is_lost(conversation.with_messages(&messages))
+            };
+            let content = format!("{MARK}{}{MARK}", message.content);
+            if !message.content.trim().is_empty() && with(Message { content, ..message.clone() }) {
+                return Err(Error::DroppedTurn { name: name(), turn: turn + 1, role: message.role.as_str() });
             }
+            let calls = message.tool_calls.iter().map(|call| renamed(call, MARK)).collect();
+            if message.calls_tools() && with(Message { tool_calls: calls, ..message.clone() }) {
+                return Err(Error::DroppedCalls { name: name(), turn: turn + 1 });
+            }
+        }
+        let tools = conversation.tools.map(|tools| marked_tools(tools).0);
+        if tools.is_some() && is_lost(Conversation { tools: tools.as_ref(), ..conversation }) {
+            return Err(Error::DroppedTools { name: name() });
         }
         Ok(())
     }
 
-    /// Whether the template renders every turn of a conversation with these roles in this order, where every
-    /// turn has a unique text.
-    fn keeps_roles(&self, messages: &[Message], add_generation_prompt: bool) -> bool {
-        let roles: Vec<Role> = messages.iter().map(|message| message.role).collect();
-        let order = (roles, add_generation_prompt);
-        let mut known = self.kept_orders.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if known.contains(&order) {
+    /// The error for a conversation that fails to render. A template that does not know calls may fail on the
+    /// content of a turn that has nothing else.
+    pub(super) fn without_calls(&self, conversation: Conversation<'_>, error: Error) -> Error {
+        let calling = conversation.messages.iter().position(Message::calls_tools);
+        let knows_calls =
+            self.chat_template().is_none_or(|template| template.source().contains("tool_calls"));
+        match (calling, &error) {
+            (Some(turn), Error::TemplateRender { .. }) if !knows_calls => {
+                Error::DroppedCalls { name: self.name().to_owned(), turn: turn + 1 }
+            }
+            _ => error,
+        }
+    }
+
+    /// Whether the template renders every part of a conversation with this order of turns, where every part
+    /// has a unique text.
+    fn keeps_order(&self, conversation: Conversation<'_>, add_generation_prompt: bool) -> bool {
+        let order = TurnOrder::of(conversation, add_generation_prompt);
+        if self.known_orders().contains(&order) {
             return true;
         }
-        drop(known);
-        let said = |turn: usize| format!("{MARK}{turn}{MARK}");
-        let mut marked = messages.to_vec();
-        for (turn, message) in marked.iter_mut().enumerate() {
-            message.content = said(turn);
+        let (tools, mut marks) = conversation.tools.map(marked_tools).unzip();
+        let marks = marks.get_or_insert_default();
+        if conversation.tools.is_some() && marks.is_empty() {
+            return false;
         }
+        let messages: Vec<Message> = conversation
+            .messages
+            .iter()
+            .enumerate()
+            .map(|(turn, message)| marked(turn, message, marks))
+            .collect();
+        let marked = Conversation { messages: &messages, tools: tools.as_ref() };
         let keeps = self
-            .render_unchecked(&marked, add_generation_prompt)
-            .is_ok_and(|rendered| (0..marked.len()).all(|turn| rendered.text.contains(&said(turn))));
-        known = self.kept_orders.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            .render_unchecked(marked, add_generation_prompt)
+            .is_ok_and(|rendered| marks.iter().all(|mark| rendered.text.contains(mark)));
+        let mut known = self.known_orders();
         if keeps && known.len() < REMEMBERED {
             known.insert(order);
         }
         keeps
     }
+
+    fn known_orders(&self) -> MutexGuard<'_, std::collections::HashSet<TurnOrder>> {
+        self.kept_orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// The turns whose text, without surrounding white space, does not occur in `text`.
-fn unseen(messages: &[Message], text: &str) -> Vec<usize> {
+/// A turn with a text of its own in place of its content and of the names of its calls. Adds these texts to
+/// `marks`.
+fn marked(turn: usize, message: &Message, marks: &mut Vec<String>) -> Message {
+    let mut marked = message.clone();
+    let mut mark = |part: &str| {
+        marks.push(format!("{MARK}{turn}{part}{MARK}"));
+        marks[marks.len() - 1].clone()
+    };
+    // A turn that only calls tools has no content: templates render it in another way than one with content.
+    if !matches!(TurnShape::of(message), TurnShape::Calls { .. }) {
+        marked.content = mark("");
+    }
+    for (index, call) in marked.tool_calls.iter_mut().enumerate() {
+        *call = renamed(call, &mark(&format!("c{index}")));
+    }
+    marked
+}
+
+/// Tools with a text of its own in place of each name, and these texts.
+fn marked_tools(tools: &Value) -> (Value, Vec<String>) {
+    let mut marks = Vec::new();
+    let mark = |(index, tool): (usize, &Value)| {
+        let mark = format!("{MARK}t{index}{MARK}");
+        let renamed = renamed(tool, &mark);
+        marks.extend((renamed != *tool).then_some(mark));
+        renamed
+    };
+    let list = tools.as_array().map_or(&[] as &[Value], Vec::as_slice);
+    let marked: Vec<Value> = list.iter().enumerate().map(mark).collect();
+    // Tools without a name are compared with no tools.
+    (if marks.is_empty() { json!(null) } else { Value::Array(marked) }, marks)
+}
+
+/// A call or a tool with another name, if it has one.
+fn renamed(call: &Value, name: &str) -> Value {
+    let mut call = call.clone();
+    if function_name(&call).is_some() {
+        let is_inside = call.get("function").is_some_and(Value::is_object);
+        let function = if is_inside { &mut call["function"] } else { &mut call };
+        function["name"] = json!(name);
+    }
+    call
+}
+
+/// Whether the content of every turn, without surrounding white space, and the names of its calls occur in
+/// `text`.
+fn shows_turns(messages: &[Message], text: &str) -> bool {
     let mut behind = 0;
     let mut stands = |content: &str| {
         // Turns usually appear in order. Only if one does not, the text is searched from its beginning.
@@ -85,8 +169,9 @@ fn unseen(messages: &[Message], text: &str) -> Vec<usize> {
         }
         found.is_some() || text.contains(content)
     };
-    let turns = messages.iter().enumerate();
-    turns.filter(|(_, message)| !stands(message.content.trim())).map(|(turn, _)| turn).collect()
+    messages.iter().all(|message| {
+        stands(message.content.trim()) && message.tool_calls.iter().filter_map(function_name).all(&mut stands)
+    })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
@@ -121,6 +121,7 @@ impl Parts {
             stop_ids: Vec::new(),
             name,
             kept_orders: Mutex::default(),
+            literal: OnceLock::new(),
         };
         tokenizer.find_stops();
         tokenizer

@@ -21,6 +21,15 @@ pub(crate) fn small() -> Tokenizer {
     Tokenizer::train(texts, &TrainOptions { vocab_size: 300, ..TrainOptions::default() }).unwrap()
 }
 
+/// [`small`] with more special tokens.
+pub(crate) fn with_special(tokens: &[&str]) -> Tokenizer {
+    let mut tokenizer = small();
+    let added: Vec<_> = tokens.iter().map(|&token| tokenizers::AddedToken::from(token, true)).collect();
+    tokenizer.inner.add_special_tokens(added).unwrap();
+    tokenizer.vocab_size = tokenizer.inner.get_vocab_size(true);
+    tokenizer
+}
+
 /// The folder of the small public model, or `None` with a line that says so.
 pub(crate) fn stories() -> Option<PathBuf> {
     let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/models/stories260k"));

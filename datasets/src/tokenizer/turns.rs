@@ -3,6 +3,8 @@
 //! New tokens get the ids after the highest one; the model must get embedding rows for them. This module
 //! knows no model weights.
 
+use std::sync::OnceLock;
+
 use serde_json::{Value, json};
 use tokenizers::AddedToken;
 
@@ -33,6 +35,7 @@ impl Tokenizer {
         }
         let highest = self.inner.get_vocab(true).into_values().max();
         self.vocab_size = highest.map_or(0, |id| id as usize + 1);
+        self.literal = OnceLock::new();
         self.find_stops();
         missing
     }
