@@ -37,10 +37,10 @@ use answers::check;
 use judgement::Heard;
 pub use judgement::JudgedBy;
 pub use pairwise::{Comparison, GroupRate, JudgedPair, Order, Outcome, Rewards, compare_rewards, standings};
-pub use prompt::JudgePrompt;
+pub use prompt::{JudgePrompt, without_delimiters};
 pub use question::{Question, add_references};
 pub use rating::{GroupMean, Rated, RatedTurn};
-pub use verdict::{Preference, VerdictKind, preference, rating};
+pub use verdict::{Preference, VerdictKind, any_rating, preference, rating};
 
 /// A model with the prompts that make it a judge.
 pub struct Judge<'a> {

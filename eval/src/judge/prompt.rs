@@ -149,25 +149,7 @@ impl JudgePrompt {
 
     /// An answer as the judge may see it, and whether it held a delimiter.
     pub fn harmless(&self, answer: &str) -> (String, bool) {
-        // Lower-case ASCII keeps the places of all bytes.
-        let lower = answer.to_ascii_lowercase();
-        let delimiters: Vec<String> =
-            self.file.delimiters.iter().map(|text| text.to_ascii_lowercase()).collect();
-        let (mut text, mut done) = (String::with_capacity(answer.len()), 0);
-        let starts =
-            |at: usize| delimiters.iter().find(|delimiter| lower[at..].starts_with(delimiter.as_str()));
-        for (at, _) in lower.char_indices() {
-            if at < done {
-                continue;
-            }
-            if let Some(found) = starts(at) {
-                text.push_str(&answer[done..at]);
-                text.push_str(REPLACEMENT);
-                done = at + found.len();
-            }
-        }
-        text.push_str(&answer[done..]);
-        (text, done > 0)
+        without_delimiters(answer, &self.file.delimiters)
     }
 
     /// The conversation that asks about one turn. `columns` hold the texts up to that turn.
@@ -234,6 +216,28 @@ impl JudgePrompt {
         };
         Err(wrong_file(&self.path, problem, fix))
     }
+}
+
+/// A text with its delimiters replaced, in any case of their letters, and whether it held one. What a model
+/// wrote cannot end the frame in which a judge is shown it then.
+pub fn without_delimiters(text: &str, delimiters: &[String]) -> (String, bool) {
+    // Lower-case ASCII keeps the places of all bytes.
+    let lower = text.to_ascii_lowercase();
+    let delimiters: Vec<String> = delimiters.iter().map(|delimiter| delimiter.to_ascii_lowercase()).collect();
+    let (mut harmless, mut done) = (String::with_capacity(text.len()), 0);
+    let starts = |at: usize| delimiters.iter().find(|delimiter| lower[at..].starts_with(delimiter.as_str()));
+    for (at, _) in lower.char_indices() {
+        if at < done {
+            continue;
+        }
+        if let Some(found) = starts(at) {
+            harmless.push_str(&text[done..at]);
+            harmless.push_str(REPLACEMENT);
+            done = at + found.len();
+        }
+    }
+    harmless.push_str(&text[done..]);
+    (harmless, done > 0)
 }
 
 fn check(file: &PromptFile, path: &Path) -> Result<(), Error> {

@@ -90,13 +90,12 @@ impl Preference {
 
 /// The rating in a reply, from 1 to 10.
 pub fn rating(reply: &str) -> Option<f64> {
-    agreed(reply, |mark| {
-        let is_number = mark.starts_with(|c: char| c.is_ascii_digit())
-            && mark.ends_with(|c: char| c.is_ascii_digit())
-            && mark.chars().all(|c| c.is_ascii_digit() || c == '.');
-        let number: f64 = mark.parse().ok().filter(|_| is_number)?;
-        (1.0..=10.0).contains(&number).then_some(number)
-    })
+    agreed(reply, |mark| number(mark).filter(|number| (1.0..=10.0).contains(number)))
+}
+
+/// The rating in a reply on any scale. Numbers outside of the scale are ratings too, and have to agree.
+pub fn any_rating(reply: &str) -> Option<f64> {
+    agreed(reply, number)
 }
 
 /// The preference in a reply: the first answer is A.
@@ -107,6 +106,15 @@ pub fn preference(reply: &str, kind: VerdictKind) -> Option<Preference> {
         VerdictKind::FiveWay => of_five,
     };
     agreed(reply, read)
+}
+
+/// A decimal number without an exponent.
+fn number(mark: &str) -> Option<f64> {
+    let digits = mark.strip_prefix('-').unwrap_or(mark);
+    let is_number = digits.starts_with(|c: char| c.is_ascii_digit())
+        && digits.ends_with(|c: char| c.is_ascii_digit())
+        && digits.chars().all(|c| c.is_ascii_digit() || c == '.');
+    mark.parse().ok().filter(|_| is_number)
 }
 
 fn of_three(mark: &str) -> Option<Preference> {
@@ -219,6 +227,19 @@ mod tests {
             ("[[]]", None),
         ] {
             assert_eq!(rating(reply), wanted, "{reply}");
+        }
+    }
+
+    #[test]
+    fn ratings_on_any_scale_are_decimal_numbers() {
+        for (reply, wanted) in [
+            ("[[0]]", Some(0.0)),
+            ("[[ -2.5 ]]", Some(-2.5)),
+            ("[[100]] and so [[100]]", Some(100.0)),
+            ("[[11]] of [[5]]", None),
+            ("[[1e3]] [[--1]] [[-]] [[-.5]] [[inf]] [[NaN]]", None),
+        ] {
+            assert_eq!(any_rating(reply), wanted, "{reply}");
         }
     }
 

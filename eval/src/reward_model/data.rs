@@ -14,7 +14,8 @@
 //! length.
 //!
 //! Rows of the benchmarks are taken as they are, also those with an empty reply: a benchmark without them
-//! would be another one. This file knows no tokenizer and no score.
+//! would be another one. A reply is a text here, so a row with tools, or with a reply that calls one, is
+//! refused. This file knows no tokenizer and no score.
 
 use std::path::Path;
 
@@ -30,6 +31,11 @@ pub use super::entry::{DataFile, Entry, Facts, FileKind};
 
 /// The columns that split preference pairs into groups, if no column is named.
 const SOURCE_COLUMNS: [&str; 3] = ["subset", "source", "category"];
+/// What the fields must be that a scored text would lack.
+const NO_TOOLS: &str = "absent, because conversations are scored without tools here: leave out the rows that \
+    have them; the command `reward` scores pairs with tools";
+const NO_CALLS: &str = "absent, because only the text of a reply is scored here: leave out the rows whose \
+    replies call tools; the command `reward` scores pairs with calls";
 
 /// Reads the first `limit` rows of `path`. `split_by` names the column that splits pairs into groups.
 pub fn read(
@@ -122,21 +128,36 @@ fn preference(
     };
     let group = file.split_by.as_ref().map_or_else(|| Ok(String::new()), |column| group(row, column, at))?;
     for pair in pairs {
-        let Preference::Messages { prompt, chosen, rejected, .. } = pair else {
+        let Preference::Messages { prompt, chosen, rejected, tools, .. } = pair else {
             let found = "token ids".to_owned();
             let expected = "text: give the rows that the ids were made of";
             return Err(wrong(at, "chosen_input_ids", found, expected));
         };
-        let text = |turns: Vec<Message>| turns.into_iter().map(|turn| turn.content).collect::<String>();
-        file.entries.push(Entry {
-            at: at.clone(),
-            group: group.clone(),
-            prompt,
-            replies: vec![text(chosen), text(rejected)],
-            facts: Facts::Pair,
-        });
+        refuse_tools(tools.as_ref(), at)?;
+        let replies = vec![reply("chosen", chosen, at)?, reply("rejected", rejected, at)?];
+        let (at, group) = (at.clone(), group.clone());
+        file.entries.push(Entry { at, group, prompt, replies, facts: Facts::Pair });
     }
     Ok(None)
+}
+
+/// Refuses the tools of a row: the reward model would not see them.
+fn refuse_tools(tools: Option<&Value>, at: &RowLocation) -> Found<()> {
+    match tools {
+        None => Ok(()),
+        Some(tools) => Err(wrong(at, "tools", preview(tools), NO_TOOLS)),
+    }
+}
+
+/// The text of one side of a pair.
+fn reply(field: &str, turns: Vec<Message>, at: &RowLocation) -> Found<String> {
+    match turns.iter().find(|turn| turn.calls_tools()) {
+        None => Ok(turns.into_iter().map(|turn| turn.content).collect()),
+        Some(turn) => {
+            let calls = preview(&Value::Array(turn.tool_calls.clone()));
+            Err(wrong(at, &format!("{field}.tool_calls"), calls, NO_CALLS))
+        }
+    }
 }
 
 /// The value of the column that splits the rows.
@@ -209,7 +230,8 @@ fn completions(row: &Row, at: &RowLocation) -> Found<Entry> {
 
 fn best_of_n(row: &Row, at: &RowLocation) -> Found<Entry> {
     const NUMBERS: &str = "a list of finite numbers, one for each of responses";
-    let prompt = Prompt::parse(Layout::Prompt, row, at)?.messages;
+    let Prompt { messages: prompt, tools, .. } = Prompt::parse(Layout::Prompt, row, at)?;
+    refuse_tools(tools.as_ref(), at)?;
     let replies = texts(row, "responses", at)?;
     let value = need(row, "gold", at, NUMBERS)?;
     let list = value.as_array().filter(|list| list.len() == replies.len());
@@ -298,5 +320,48 @@ mod tests {
         let tokens = r#"{"chosen_input_ids": [1, 2], "rejected_input_ids": [1, 3], "prompt_length": 1}"#;
         assert!(rows("t.jsonl", tokens).unwrap_err().contains("the rows that the ids were made of"));
         assert!(rows("n.jsonl", r#"{"words": "x"}"#).unwrap_err().contains("n.jsonl"));
+    }
+
+    #[test]
+    fn tools_and_their_calls_are_refused_because_they_would_not_be_scored() {
+        let call = r#"{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}"#;
+        let calls = format!(r#"[{{"role": "assistant", "content": null, "tool_calls": [{call}]}}]"#);
+        let pair = |chosen: &str, rejected: &str, tools: &str| {
+            format!(r#"{{"prompt": "q", "chosen": {chosen}, "rejected": {rejected}, "tools": {tools}}}"#)
+        };
+        let tools = r#"[{"name": "add", "parameters": {}}]"#;
+        let best = |tools: &str| {
+            format!(r#"{{"prompt": "q", "responses": ["a", "b"], "gold": [1, 2], "tools": {tools}}}"#)
+        };
+        for (good, bad, words) in [
+            (
+                pair(r#""a""#, r#""b""#, "null"),
+                pair(r#""a""#, r#""b""#, tools),
+                "line 2: the field tools is a list of 1; it must be absent",
+            ),
+            (
+                pair(r#""a""#, r#""b""#, "[]"),
+                pair(&calls, r#""b""#, "[]"),
+                "line 2: the field chosen.tool_calls is a list of 1; it must be absent",
+            ),
+            (
+                pair(r#""a""#, r#""b""#, "null"),
+                pair(r#""a""#, &calls, "null"),
+                "line 2: the field rejected.tool_calls is a list of 1; it must be absent",
+            ),
+            (best("[]"), best(tools), "line 2: the field tools is a list of 1; it must be absent"),
+        ] {
+            let error = rows("rows.jsonl", &format!("{good}\n{bad}\n")).unwrap_err();
+            assert!(error.contains("rows.jsonl") && error.contains(words), "{error}");
+            assert!(error.contains("the command `reward`"), "{error}");
+            assert!(rows("rows.jsonl", &format!("{good}\n{good}\n")).is_ok(), "{good}");
+        }
+        // Calls before the reply are turns like others.
+        let asked = format!(
+            r#"[{{"role": "user", "content": "q"}}, {}, {{"role": "tool", "content": "2"}}]"#,
+            calls.trim_start_matches('[').trim_end_matches(']')
+        );
+        let row = format!(r#"{{"prompt": {asked}, "chosen": "a", "rejected": "b"}}"#);
+        assert_eq!(rows("rows.jsonl", &row).unwrap().entries[0].prompt[1].tool_calls.len(), 1);
     }
 }
