@@ -1,6 +1,7 @@
-//! Checks of tensor shapes and of finite values, and the dtypes in which losses are computed.
+//! Checks of shapes and of finite values, and the dtypes in which losses are computed.
 //!
-//! Libtorch silently broadcasts `[B, 1] - [B]` to `[B, B]`, so this module requires equal shapes.
+//! Libtorch silently broadcasts `[B, 1] - [B]` to `[B, B]`, and `zip` silently drops what the longer side
+//! has. This module therefore requires equal shapes.
 
 use parallel::upload;
 use tch::{Device, Kind, Tensor};
@@ -16,15 +17,29 @@ pub(crate) fn shape(what: &'static str, tensor: &Tensor, expected: &[i64]) -> Re
     Err(Error::Shape { what, expected: expected.to_vec(), got })
 }
 
+/// Refuses a vector on the host that has not exactly `expected` entries.
+pub(crate) fn length(what: &'static str, got: usize, expected: usize) -> Result<(), Error> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(Error::Shape { what, expected: vec![expected as i64], got: vec![got as i64] })
+}
+
+/// Refuses numbers that are not finite.
+pub(crate) fn finite(what: &'static str, values: &[f64]) -> Result<(), Error> {
+    match values.iter().position(|value| !value.is_finite()) {
+        Some(index) => Err(Error::NotFinite { what, index, value: values[index] }),
+        None => Ok(()),
+    }
+}
+
 /// Returns the entries of a vector of `length` numbers. Refuses another shape, and numbers that are not
 /// finite.
 pub(crate) fn finite_values(what: &'static str, tensor: &Tensor, length: i64) -> Result<Vec<f64>, Error> {
     shape(what, tensor, &[length])?;
     let values = to_f64_vec(tensor);
-    match values.iter().position(|value| !value.is_finite()) {
-        Some(index) => Err(Error::NotFinite { what, index, value: values[index] }),
-        None => Ok(values),
-    }
+    finite(what, &values)?;
+    Ok(values)
 }
 
 /// Returns the entries of a vector of any device and dtype.

@@ -23,14 +23,16 @@ pub enum Error {
     /// Rank 0 could not start the run, and says why.
     #[error("rank 0 could not start the run")]
     RankZeroFailed,
-    /// Replies that do not form groups of at least two replies to the same prompt.
+    /// No reply of several iterations had a reward.
     #[error(
-        "{num_replies} replies do not form groups of {group_size}: a group has at least 2 replies, the same number for every prompt ([ppo] samples_per_prompt)"
+        "no reply of the last {iterations} iterations has a reward, so there is nothing to learn from: {reason}; see that \
+         the [[reward]] entries and the [environment] of the run work"
     )]
-    Groups {
-        num_replies: usize,
-        /// The number of replies per prompt.
-        group_size: usize,
+    NoScores {
+        /// The iterations in a row.
+        iterations: u64,
+        /// Why the last replies have none.
+        reason: String,
     },
     /// An error of the optimizer step or the checkpoint.
     #[error(transparent)]
@@ -179,7 +181,6 @@ impl Error {
             Self::Setting { .. }
             | Self::Vocabulary { .. }
             | Self::TooFew { .. }
-            | Self::Groups { .. }
             | Self::SamplerDiffers { .. } => ErrorClass::Usage,
             Self::NoRows { .. }
             | Self::Margin { .. }
@@ -188,7 +189,9 @@ impl Error {
             Self::NotFinite { .. } => ErrorClass::Diverged,
             Self::Interrupted { .. } => ErrorClass::Interrupted,
             Self::Io { source, .. } => ErrorClass::of_io(source.kind()),
-            Self::RankZeroFailed | Self::Shape { .. } | Self::EmptyReply { .. } => ErrorClass::Failed,
+            Self::NoScores { .. } | Self::RankZeroFailed | Self::Shape { .. } | Self::EmptyReply { .. } => {
+                ErrorClass::Failed
+            }
         }
     }
 }

@@ -1,29 +1,31 @@
 //! The losses of reinforcement learning from human feedback, as sums over tokens or pairs.
 //!
 //! ```text
-//!   policy   rho_t = exp(log p_t - log p_old_t)
-//!            sum_t max(-A_t rho_t, -A_t clip(rho_t, 1 - low, 1 + high))
+//!   policy   sum_t w_t (L_t + kl_coef KL_t - entropy_coef H_t)
+//!            L_t = max(-A_t rho_t, -A_t clip(rho_t, 1 - low, 1 + high)), rho_t = exp(log p_t - log p_old_t)
 //!   value    sum_t 0.5 max((V_t - R_t)^2, (clip(V_t, Vold_t - e, Vold_t + e) - R_t)^2)
-//!   entropy  -coefficient sum_t H_t
 //!   reward   sum_i -log sigmoid(c_i - r_i - margin_i) + centering (c_i + r_i)^2
 //! ```
-//! Policy: Schulman et al. 2017 (arXiv 1707.06347), equation 7; asymmetric clip range: Yu et al. 2025 (arXiv
-//! 2503.14476), equation 10. Value: `openai/baselines` ppo2, with the factor 0.5 inside. Reward: Ouyang et
-//! al. 2022 (arXiv 2203.02155), equation 1; margin: Touvron et al. 2023 (arXiv 2307.09288), equation 2;
-//! centering: Eisenstein et al. 2023 (arXiv 2312.09244).
+//! Policy: Schulman et al. 2017 (arXiv 1707.06347), equation 7; [`PolicyLossKind`] has other losses. Value:
+//! `openai/baselines` ppo2, with the factor 0.5 inside. Reward: Ouyang et al. 2022 (arXiv 2203.02155),
+//! equation 1; margin: Touvron et al. 2023 (arXiv 2307.09288), equation 2; centering: Eisenstein et al. 2023
+//! (arXiv 2312.09244).
 //!
-//! Every loss is a *sum*. The caller divides it by the count of the full optimizer step ([`LossAggMode`]), so
-//! the split into micro-batches does not change the loss. All losses are computed in fp32 at least. `[N]` is a shape over
-//! tokens, `[B]` over pairs. Shapes that would broadcast are refused. This module runs no model.
+//! Every loss is a *sum*, so the split into micro-batches does not change it. The weights of the policy loss
+//! are those of the full optimizer step ([`LossAggMode`]); the caller divides the other losses by the count
+//! of the full step. All losses are computed in fp32 at least. `[N]` is a shape over tokens, `[B]` over
+//! pairs. Shapes that would broadcast are refused. This module runs no model.
 
+mod entropy;
 mod policy;
 pub mod preference;
 mod reduction;
 mod statistics;
 mod value;
 
-pub use policy::{PolicyClip, PolicyLoss, PolicyStatistics, policy_loss};
-pub use reduction::LossAggMode;
+pub use entropy::EntropyController;
+pub use policy::{PolicyClip, PolicyLoss, PolicyLossKind, PolicyRule, PolicyStatistics, PolicyTokens};
+pub use reduction::{Counts, LossAggMode};
 pub use value::{ValueLoss, ValueStatistics, value_loss};
 
 use tch::Tensor;
@@ -57,14 +59,6 @@ pub fn pairwise_reward_loss(
         return Ok(loss);
     }
     Ok(loss + (chosen + rejected).square().sum(None) * centering)
-}
-
-/// Computes the entropy bonus as a loss: `-coefficient sum_t H_t` over the entropies `[N]` of the policy
-/// before each token, each with one of the `weights` `[N]`, or with the weight 1.
-pub fn entropy_loss(entropies: &Tensor, weights: Option<&Tensor>, coefficient: f64) -> Tensor {
-    let entropies = check::upcast_to_fp32(entropies);
-    let weighted = weights.map_or_else(|| entropies.shallow_clone(), |weights| &entropies * weights);
-    weighted.sum(None) * -coefficient
 }
 
 #[cfg(test)]

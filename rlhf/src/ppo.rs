@@ -1,25 +1,23 @@
-//! Proximal policy optimization with co-located models: policy, reference, critic and reward models (Schulman
-//! et al. 2017, arXiv 1707.06347; Ouyang et al. 2022, arXiv 2203.02155). GRPO and RLOO are the same loop
-//! without a critic: only the advantages are computed in another way.
+//! Learning from rollouts, with co-located models: proximal policy optimization (PPO) with policy, reference,
+//! critic and reward models (Schulman et al. 2017, arXiv 1707.06347; Ouyang et al. 2022, arXiv 2203.02155), and
+//! the algorithms that compare the replies to a prompt in place of a critic (GRPO, RLOO, REINFORCE++ and kin).
 //!
 //! ```text
 //! Ppo::train, each iteration
-//!   generate_rollout      sample replies to the prompts of the iteration
-//!   score_rollout         log p of policy and reference, values, one score per reply
-//!   compute_advantages    r_t = -kl_coef KL_t + [t = slot of the score] score    advantage::token_rewards
-//!                         A_t, R_t by GAE(gamma, lambda); A whitened             advantage::gae, whiten
-//!   update                mini-batches of a fresh permutation in each epoch
-//!     update_policy       all mini-batches: clipped surrogate loss               loss::policy_loss
-//!     Critic::update      afterwards, all mini-batches: clipped value loss       loss::value_loss
+//!   sample              prompts, replies, and one reward for each reply             rollout_sampler
+//!   score_tokens        log p of policy and reference, values                       rollout::score
+//!   estimate            rewards of tokens, advantages and returns                   ppo::estimate
+//!   update              mini-batches of a fresh permutation in each epoch
+//!     update_policy     all mini-batches: the policy loss                           loss::PolicyRule
+//!     Critic::update    afterwards, all mini-batches: the clipped value loss        loss::value_loss
 //! ```
+//! The algorithms differ in settings alone: the estimator of advantages, the policy loss, the mean over tokens
+//! and the place of the KL penalty.
 //!
-//! Without a critic, `A_t` comes from the replies to the same prompt
-//! (`advantage::group_relative_advantages`), and `Critic::update` does not run.
-//!
-//! Policy and critic have one optimizer each. Each loss is a sum over the reply tokens (policy) or the slots
-//! (critic) of a mini-batch, divided by their number in the full mini-batch. The split into micro-batches
-//! therefore does not change the loss. Dropout is off in all models. Metrics have the names of TRL;
-//! `docs/ppo.md` explains them.
+//! Policy and critic have one optimizer each. Each loss is a sum over the tokens (policy) or the slots (critic)
+//! of a mini-batch, with weights from the counts of the full mini-batch. The split into micro-batches therefore
+//! does not change the loss. Replies without a reward are in no mini-batch. Dropout is off in all models.
+//! Metrics have the names of TRL; `docs/grpo.md` explains them.
 //!
 //! A checkpoint is the model folder of the policy, which contains the model folder of the critic under
 //! [`CRITIC_FOLDER`]. Both contain the state of their optimizer. No random generator has a state that must be
@@ -27,48 +25,53 @@
 //! reward models do not change during a run, so a resumed run loads them from their original folders.
 
 mod critic;
+mod estimate;
 mod metrics;
+mod mini_batch;
 mod ptx;
-mod trajectory;
 
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use datasets::{PromptRow, Sampler, SamplerState, SftRow};
 use gemini::{Engine, TrainConfig, checkpoint};
-use inference::generate::{self, GenerationOptions, GeneratorOptions, RequestIds};
-use inference::sample::SamplingParams;
 use models::batch::Batch;
 use models::head::{self, LogprobsOptions, RowSums};
-use parallel::{ProcessGroups, upload};
+use parallel::ProcessGroups;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
-use tch::{Device, Tensor};
 
 use self::critic::Critic;
+use self::estimate::Estimates;
 use self::metrics::{UpdateStats, push_rollout_metrics};
+use self::mini_batch::MiniBatch;
 use self::ptx::Ptx;
-use self::trajectory::{Trajectory, collate, flatten, num_tokens, trajectories};
-use crate::advantage::{self, Advantages};
+use crate::Error;
 use crate::config::{PpoConfig, Shuffle};
+use crate::episodes::{Generation, Turns};
 use crate::event::{Event, Metrics};
 use crate::kl::KlController;
-use crate::loss::{self, LossAggMode, PolicyLoss, PolicyStatistics};
-use crate::rollout::{Experience, PpoModels, Reads};
+use crate::loss::{EntropyController, PolicyLoss, PolicyRule, PolicyStatistics, PolicyTokens};
+use crate::monitor;
+use crate::reward_function::RewardFunction;
+use crate::rollout::RolloutModels;
+use crate::rollout::batch::Reads;
+use crate::rollout::data::Rollout;
+use crate::rollout::score::Pass;
+use crate::rollout_sampler::{self, RolloutSampler, Sampled, SamplerProgress};
 use crate::run::{Phase, StageRun};
-use crate::score::ScoreShaping;
 use crate::sft::Sft;
-use crate::whiten::whiten;
-use crate::{Error, check};
+use crate::trainer::Objective;
 
 /// The name of the critic folder inside a checkpoint.
 pub const CRITIC_FOLDER: &str = "critic";
+/// The number of replies that are logged as text at a step: of the lowest reward to the highest.
+const SAMPLES: usize = 3;
 
-/// The training data of a PPO stage.
+/// What a stage that learns from rollouts gets besides its models.
 pub struct Data<'a> {
     /// The prompts that the policy replies to.
     pub prompts: &'a [PromptRow],
@@ -76,23 +79,28 @@ pub struct Data<'a> {
     pub shuffle: bool,
     /// Rows of the language-modelling term. May be empty when `ptx_coef` is 0.
     pub ptx: &'a [SftRow],
-    /// The tokens that end a reply.
+    /// The tokens that end a turn.
     pub stop_ids: &'a [i64],
-    /// Decodes ids into text, for the samples that are logged for people.
+    /// Decodes ids into text, for scorers, environments and the samples that people read.
     pub decode: &'a dyn Fn(&[i64]) -> String,
+    /// The reward of a reply.
+    pub rewards: RewardFunction,
+    /// What answers the policy, if an episode has several turns.
+    pub turns: Option<Turns<'a>>,
 }
 
-/// One PPO stage: the models, their optimizers and the position in the data.
+/// One stage that learns from rollouts: the models, their optimizers and the position in the data.
 pub struct Ppo<'a> {
-    models: PpoModels<'a>,
-    data: Data<'a>,
+    models: RolloutModels<'a>,
     config: &'a PpoConfig,
     train: &'a TrainConfig,
     policy_engine: Engine,
     critic: Option<Critic<'a>>,
-    groups: Arc<ProcessGroups>,
-    controller: KlController,
-    prompts: Sampler,
+    groups: &'a Arc<ProcessGroups>,
+    kl: KlController,
+    entropy: EntropyController,
+    sampler: RolloutSampler<'a>,
+    decode: &'a dyn Fn(&[i64]) -> String,
     /// The ptx term. `None` when `ptx_coef` is 0.
     ptx: Option<Ptx<'a>>,
     seed: u64,
@@ -106,9 +114,16 @@ pub struct Ppo<'a> {
 struct State {
     /// Number of completed iterations.
     iteration: u64,
-    prompts: SamplerState,
+    /// The progress of the rollouts. `None` in checkpoints of earlier versions, which have `prompts`.
+    #[serde(default)]
+    sampler: Option<SamplerProgress>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    prompts: Option<SamplerState>,
     ptx: Option<SamplerState>,
     controller: KlController,
+    /// `None` in checkpoints of earlier versions.
+    #[serde(default)]
+    entropy: Option<EntropyController>,
     /// The hash of the prompts and the rows of the language-modelling term. `None` in checkpoints of earlier
     /// versions.
     #[serde(default)]
@@ -121,21 +136,26 @@ struct State {
 impl<'a> Ppo<'a> {
     /// Checks the configuration, the models and the data, and creates both optimizers.
     pub fn new(
-        models: PpoModels<'a>,
+        models: RolloutModels<'a>,
         data: Data<'a>,
         config: &'a PpoConfig,
         train: &'a TrainConfig,
         seed: u64,
-        groups: &Arc<ProcessGroups>,
+        groups: &'a Arc<ProcessGroups>,
     ) -> Result<Self, Error> {
         config.check()?;
         models.check()?;
+        let has_critic = config.advantage_estimator.has_critic();
         assert_eq!(
             models.critic.is_some(),
-            config.advantage_estimator.has_critic(),
+            has_critic,
             "a critic is given if and only if the estimator is GAE"
         );
-        assert!(!models.reward_models.is_empty(), "PPO needs a reward model");
+        assert_eq!(
+            models.reference.is_some(),
+            config.has_reference(),
+            "a reference is given for a KL penalty"
+        );
         if data.prompts.is_empty() {
             return Err(Error::NoRows { stage: "ppo", fix: "check [data] train and max_length" });
         }
@@ -146,25 +166,30 @@ impl<'a> Ppo<'a> {
             });
         }
 
-        let ids = data.prompts.iter().map(|row| &row.input_ids);
-        let ptx = data.ptx.iter().flat_map(|row| [&row.input_ids, &row.labels]);
-        let content_hash = datasets::rows::content_hash(ids.chain(ptx));
+        let content_hash = content_hash(&data);
+        let generation = Generation {
+            policy: models.policy,
+            rows: data.prompts,
+            stop_ids: data.stop_ids,
+            max_new_tokens: config.max_new_tokens,
+            temperature: config.temperature,
+            max_num_seqs: config.rollout_micro_batch_size,
+            score_slot: config.score_slot,
+            decode: data.decode,
+            groups,
+        };
 
+        let policy_steps = config.policy_steps(config.iterations);
         Ok(Self {
-            policy_engine: Engine::new(
-                models.policy,
-                train,
-                config.policy_steps(config.iterations),
-                groups,
-                models.memory,
-            )?,
+            policy_engine: Engine::new(models.policy, train, policy_steps, groups, models.memory)?,
             critic: models
                 .critic
                 .map(|model| Critic::new(model, config, train, groups, models.memory))
                 .transpose()?,
-            groups: Arc::clone(groups),
-            controller: KlController::new(config.kl_coef, config.kl_target, config.kl_horizon),
-            prompts: Sampler::new(data.prompts.len(), seed, data.shuffle)?,
+            groups,
+            kl: KlController::new(config.kl_coef, config.kl_target, config.kl_horizon),
+            entropy: EntropyController::new(config.entropy_coef, config.entropy_target, config.entropy_delta),
+            sampler: RolloutSampler::new(config, generation, data.turns, data.rewards, seed, data.shuffle)?,
             ptx: if config.ptx_coef > 0.0 {
                 let objective = Sft::new(models.policy, data.ptx, &[], None)?;
                 let sampler = Sampler::new(data.ptx.len(), seed, data.shuffle)?;
@@ -172,8 +197,8 @@ impl<'a> Ppo<'a> {
             } else {
                 None
             },
+            decode: data.decode,
             models,
-            data,
             config,
             train,
             seed,
@@ -197,34 +222,36 @@ impl<'a> Ppo<'a> {
             (run.progress)(Phase::Rollout, iteration - 1);
             run.begin_step()?;
 
-            // 1. Rollout: the model replicas share the prompts. Each one generates replies to its prompts
-            // and runs all models on them.
-            let mut experiences = self.generate_rollout(iteration)?;
+            // 1. Rollout: the model replicas share the prompts and the replies, and each rank has all replies
+            // with their rewards afterwards.
+            let groups = Arc::clone(self.groups);
+            let mut pass = Pass::new(&groups, self.train.micro_batch_size);
+            let mut sampled = self.sample(iteration, &mut pass, run)?;
             let rollout_seconds = started.elapsed().as_secs_f64();
             (run.progress)(Phase::Score, iteration - 1);
-            let scored_tokens = self.models.score_rollout(
-                &mut experiences,
-                self.train.micro_batch_size,
-                self.config.temperature,
-                self.config.old_logprobs,
-            )?;
+            let (config, rollout) = (self.config, &mut sampled.rollout);
+            self.models.score_tokens(&mut pass, rollout, config.temperature, config.old_logprobs)?;
 
             // 2. Advantages: every rank computes them from all replies, because whitening and the KL
-            // controller need the statistics of the full rollout.
-            let experiences = self.groups.model_replicas().all_gather_object(experiences)?;
-            let (trajectories, mut metrics) = self.compute_advantages(&experiences)?;
+            // controller need the statistics of the full rollout. The update has the coefficients of this
+            // iteration, as the rewards of tokens do.
+            let rule = config.policy_rule(self.kl.coefficient(), self.entropy.applied());
+            let (estimates, mut metrics) = self.estimate(&sampled)?;
             let scored_seconds = started.elapsed().as_secs_f64() - rollout_seconds;
 
             // 3. Update: `epochs` passes over the rollout.
             (run.progress)(Phase::Update, iteration - 1);
-            let updates = self.update(&trajectories, iteration)?;
-            updates.push_metrics(self.critic.is_some(), &mut metrics);
+            let updates = self.update(&sampled.rollout, &estimates, &rule, iteration)?;
+            updates.push_metrics(self.critic.is_some(), rule.kl.is_some(), &mut metrics);
+            // The scorers have worked beside the update. The next iteration begins with these scores, and a
+            // checkpoint holds them.
+            self.sampler.complete_ahead()?;
             self.models.memory.end_step();
             let seconds = started.elapsed().as_secs_f64();
 
-            let tokens = experiences.iter().map(|experience| experience.ids.len()).sum::<usize>();
+            let tokens = sampled.rollout.ids.len();
             tokens_since_log += tokens as u64;
-            let [scored_tokens] = self.groups.model_replicas().all_reduce_sum([scored_tokens as f64])?;
+            let [scored_tokens] = self.groups.model_replicas().all_reduce_sum([pass.tokens as f64])?;
             metrics.push("tokens", tokens as f64);
             metrics.push("units/score", scored_tokens / tokens as f64);
             metrics.push("units/update", self.units_per_trained_token() * updates.tokens / tokens as f64);
@@ -235,7 +262,7 @@ impl<'a> Ppo<'a> {
 
             if run.should_log(iteration, total) {
                 run.record_step(iteration, &metrics, std::mem::take(&mut tokens_since_log))?;
-                self.log_sample(iteration, &experiences[0], run)?;
+                self.log_samples(iteration, &sampled, run)?;
             }
             run.save_or_stop(iteration, total, &|folder| self.save(folder, iteration))?;
             if run.should_ask_tasks(iteration, total)? {
@@ -249,15 +276,32 @@ impl<'a> Ppo<'a> {
         run.finish(total, &|folder| Ok(policy.save(folder)?))
     }
 
+    /// Draws the rollout of an iteration, and tells the user why replies have no reward.
+    fn sample(
+        &mut self,
+        iteration: u64,
+        pass: &mut Pass<'_>,
+        run: &mut StageRun<'_>,
+    ) -> Result<Sampled, Error> {
+        let mut messages = Vec::new();
+        let sampled = self.sampler.next(iteration, &self.models, pass, &mut messages);
+        for message in &messages {
+            run.record(&Event::Message(message))?;
+        }
+        sampled
+    }
+
     /// Checks that the ranks hold the same copies of all models.
     fn check_replicas(&self) -> Result<(), Error> {
         self.policy_engine.check_replicas(self.models.policy)?;
         if let Some(critic) = &self.critic {
             critic.engine.check_replicas(critic.model)?;
         }
-        gemini::check_replicas(self.models.reference, &self.groups)?;
+        if let Some(reference) = self.models.reference {
+            gemini::check_replicas(reference, self.groups)?;
+        }
         let mut rewards = self.models.reward_models.iter();
-        Ok(rewards.try_for_each(|reward| gemini::check_replicas(*reward, &self.groups))?)
+        Ok(rewards.try_for_each(|reward| gemini::check_replicas(*reward, self.groups))?)
     }
 
     /// Writes the policy, the critic and the state of both optimizers after `iteration`.
@@ -273,14 +317,17 @@ impl<'a> Ppo<'a> {
 
         let state = State {
             iteration,
-            prompts: self.prompts.state(),
+            sampler: Some(self.sampler.progress()),
+            prompts: None,
             ptx: self.ptx.as_ref().map(|ptx| ptx.sampler.state()),
-            controller: self.controller,
+            controller: self.kl,
+            entropy: Some(self.entropy),
             content_hash: Some(self.content_hash.clone()),
             total_steps: Some(self.config.iterations),
         };
         self.models.policy.save(folder)?;
-        Ok(checkpoint::save_state(folder, &self.policy_engine, &state)?)
+        checkpoint::save_state(folder, &self.policy_engine, &state)?;
+        self.sampler.save_ahead(folder)
     }
 
     /// Restores the state that [`Self::save`] wrote, apart from the models, and returns the number of
@@ -294,148 +341,91 @@ impl<'a> Ppo<'a> {
         run.check_total_steps(state.total_steps, state.iteration, self.config.iterations, |iterations| {
             self.policy_engine.next_lr_of(self.config.policy_steps(iterations))
         })?;
-        self.prompts = Sampler::resume(self.data.prompts.len(), state.prompts)?;
+        let progress = state.sampler.or_else(|| state.prompts.map(SamplerProgress::at));
+        let problem = "its state.json has no position in the prompts: remove this checkpoint, and --resume continues from the previous one";
+        let missing = || Error::RunFolder { path: folder.to_owned(), problem: problem.to_owned() };
+        self.sampler.restore(progress.ok_or_else(missing)?, folder)?;
         if let Some(ptx) = &mut self.ptx {
             let problem = "its state.json has no sampler state for the ptx rows: remove this checkpoint, and --resume continues from the previous one";
             let missing = || Error::RunFolder { path: folder.to_owned(), problem: problem.to_owned() };
-            ptx.sampler = Sampler::resume(self.data.ptx.len(), state.ptx.ok_or_else(missing)?)?;
+            ptx.sampler = Sampler::resume(ptx.objective.num_examples(), state.ptx.ok_or_else(missing)?)?;
         }
-        self.controller = state.controller;
+        self.kl = state.controller;
+        if let Some(entropy) = state.entropy {
+            self.entropy = entropy;
+        }
         Ok(state.iteration)
     }
 
-    /// Samples `samples_per_prompt` replies to each of the next `rollout_batch_size` prompts. Returns the
-    /// replies of this rank's share of the prompts.
-    /// verl: `generate_sequences`; OpenRLHF, trlX: first half of `make_experience`.
-    fn generate_rollout(&mut self, iteration: u64) -> Result<Vec<Experience>, Error> {
-        let config = self.config;
-        let rows = self.prompts.next_batch(config.rollout_batch_size);
-        let prompts: Vec<Vec<i64>> = rows
-            .iter()
-            .flat_map(|&row| {
-                std::iter::repeat_n(&self.data.prompts[row].input_ids, config.samples_per_prompt)
-            })
-            .cloned()
-            .collect();
-
-        // Each weight replica generates the replies to one contiguous range of prompts. `request_ids` tie
-        // the random draws to the global index of a request, so they do not depend on how the prompts are
-        // split.
-        let share = self.groups.model_replicas().shard_range(prompts.len());
-        let prompts = &prompts[share.clone()];
-
-        let options = GenerationOptions {
-            sampling: SamplingParams { temperature: config.temperature, ..SamplingParams::default() },
-            max_new_tokens: config.max_new_tokens,
-            stop_ids: self.data.stop_ids.to_vec(),
-            seed: derived_seed(self.seed, iteration, 0),
-            request_ids: RequestIds::From(share.start as u64),
-        };
-        let policy = self.models.policy;
-        let max_num_seqs = config.rollout_micro_batch_size.unwrap_or(prompts.len());
-        let room = GeneratorOptions::for_prompts(policy, prompts, config.max_new_tokens, max_num_seqs);
-        let on_token = &mut |_: usize, _: i64| ControlFlow::Continue(());
-        let completions = generate::generate(policy, prompts, &room, &options, on_token)?;
-
-        let lengths: Vec<i64> = completions.iter().map(|completion| completion.ids.len() as i64).collect();
-        let score_slots = config.score_slot.of_replies(&lengths, config.max_new_tokens as i64);
-        let replies = prompts.iter().zip(&completions).zip(score_slots);
-        Ok(replies
-            .map(|((prompt, completion), score_slot)| Experience::new(prompt, completion, score_slot))
-            .collect())
-    }
-
-    /// Computes token rewards, advantages and returns of the full rollout, and the rollout metrics. Then
-    /// updates the KL coefficient of the next iteration.
-    fn compute_advantages<'e>(
-        &mut self,
-        experiences: &'e [Experience],
-    ) -> Result<(Vec<Trajectory<'e>>, Metrics), Error> {
-        let config = self.config;
-        let lengths: Vec<i64> =
-            experiences.iter().map(|experience| experience.reply().len() as i64).collect();
-        let score_slots: Vec<_> = experiences.iter().map(|experience| experience.score_slot).collect();
-
-        // Token rewards: the KL penalty at each token, and the shaped score in one slot of each reply.
-        let kl = config.kl_estimator.estimate(
-            &upload(&flatten(experiences, |experience| &experience.logprobs), Device::Cpu),
-            &upload(&flatten(experiences, |experience| &experience.reference_logprobs), Device::Cpu),
-            config.kl_clamp,
-        )?;
-
-        let raw =
-            upload(&experiences.iter().map(|experience| experience.score).collect::<Vec<f32>>(), Device::Cpu);
-        let has_eos: Vec<bool> = experiences.iter().map(|experience| experience.stopped).collect();
-        let scores = shaping(config).apply(&raw, &has_eos)?;
-        let kl_coef = self.controller.coefficient();
-        let mut rewards = advantage::token_rewards(&kl, &scores, &lengths, kl_coef, &score_slots)?;
-        // This metric is taken before whitening, which would change its scale.
-        let rlhf_reward = check::to_f64_vec(&rewards.rewards).iter().sum::<f64>();
-        if config.whiten_rewards && config.advantage_estimator.has_critic() {
-            rewards.rewards = whiten(&rewards.rewards, false, config.whitening())?;
+    /// Computes the rewards of tokens, advantages and returns of the full rollout, and the rollout metrics.
+    /// Then updates the coefficients of the next iteration.
+    fn estimate(&mut self, sampled: &Sampled) -> Result<(Estimates, Metrics), Error> {
+        let mut metrics = Metrics::default();
+        let estimates = Estimates::new(sampled, self.config, self.kl.coefficient(), &mut metrics)?;
+        push_rollout_metrics(&sampled.rollout, &mut metrics);
+        self.sampler.push_metrics(sampled, &mut metrics);
+        metrics::push_monitors(sampled, &mut metrics);
+        if self.config.entropy_target.is_some() {
+            metrics.push("objective/entropy_coef", self.entropy.applied());
         }
 
-        let (advantages, returns) = if config.advantage_estimator.has_critic() {
-            // Returns come from the advantages before whitening. Slots without a token train only the critic.
-            let values = upload(&flatten(experiences, |experience| &experience.values), Device::Cpu);
-            let Advantages { advantages, returns } =
-                advantage::gae(&rewards, &values, config.gamma, config.gae_lambda)?;
-            let advantages = advantages.index_select(0, &rewards.token_slots);
-            let whitened = if config.whiten_advantages {
-                whiten(&advantages, true, config.whitening())?
-            } else {
-                advantages
-            };
-            (whitened, check::to_f64_vec(&returns))
-        } else {
-            let (size, estimator) = (config.samples_per_prompt, config.advantage_estimator);
-            let epsilon = config.advantage_epsilon;
-            (advantage::group_relative_advantages(&rewards, size, estimator, epsilon)?, Vec::new())
-        };
-
-        let replies_count = experiences.len() as f64;
-        let sequence_kl = check::to_f64_vec(&kl).iter().sum::<f64>() / replies_count;
-        let mut metrics = Metrics::default();
-        metrics.push("objective/scores", check::to_f64_vec(&raw).iter().sum::<f64>() / replies_count);
-        metrics.push("objective/rlhf_reward", rlhf_reward / replies_count);
-        metrics.push("objective/kl", sequence_kl);
-        metrics.push("objective/kl_coef", kl_coef);
-        push_rollout_metrics(experiences, &mut metrics);
-
-        self.controller.update(sequence_kl, experiences.len())?;
-        Ok((trajectories(experiences, &check::to_f64_vec(&advantages), &returns), metrics))
+        self.kl.update(estimates.sequence_kl, sampled.rollout.len())?;
+        if let Some(entropy) = metrics.get("objective/entropy") {
+            self.entropy.update(entropy)?;
+        }
+        Ok((estimates, metrics))
     }
 
     /// Runs `epochs` passes over the rollout, each in a new order. Runs all steps of the policy before all
     /// steps of the critic, so that only one of the two models has to be in memory. This is exact, because
     /// neither depends on the steps of the other.
-    fn update(&mut self, trajectories: &[Trajectory<'_>], iteration: u64) -> Result<UpdateStats, Error> {
-        let orders = self.orders(trajectories.len(), iteration);
-        let mini_batches: Vec<Vec<&Trajectory<'_>>> = orders
+    fn update(
+        &mut self,
+        rollout: &Rollout,
+        estimates: &Estimates,
+        rule: &PolicyRule,
+        iteration: u64,
+    ) -> Result<UpdateStats, Error> {
+        let layout = rollout.layout();
+        let mini_batches: Vec<Vec<usize>> = self
+            .orders(rollout.len(), iteration)
             .iter()
             .flat_map(|order| order.chunks(self.config.mini_batch_size))
-            .map(|indices| {
+            .map(|replies| {
                 // The order within a mini-batch does not change its loss. Replies to the same prompt stand
                 // together, so that they share its tokens.
-                let mut indices = indices.to_vec();
+                let mut replies = replies.to_vec();
                 if self.config.samples_per_prompt > 1 {
-                    indices.sort_by_key(|index| index / self.config.samples_per_prompt);
+                    replies.sort_by_key(|&reply| rollout.groups[reply]);
                 }
-                indices.into_iter().map(|index| &trajectories[index]).collect()
+                replies
             })
             .collect();
 
         let mut updates = UpdateStats { steps: mini_batches.len() as f64, ..UpdateStats::default() };
         if iteration > self.config.critic_warmup() {
-            mini_batches.iter().try_for_each(|mini_batch| self.update_policy(mini_batch, &mut updates))?;
+            for replies in &mini_batches {
+                let counted: Vec<usize> =
+                    replies.iter().copied().filter(|&reply| estimates.is_counted[reply]).collect();
+                // Without a reply that counts there is nothing to learn.
+                if !counted.is_empty() {
+                    let batch = MiniBatch { rollout, layout: &layout, estimates, replies: &counted };
+                    self.update_policy(&batch, rule, &mut updates)?;
+                }
+            }
         }
         if let Some(critic) = &mut self.critic {
             let (config, micro_batch_size) = (self.config, self.train.micro_batch_size);
-            mini_batches.iter().try_for_each(|mini_batch| {
-                critic.update(mini_batch, config, micro_batch_size, &mut updates)
-            })?;
+            for replies in &mini_batches {
+                let scored: Vec<usize> =
+                    replies.iter().copied().filter(|&reply| !estimates.is_excluded[reply]).collect();
+                if !scored.is_empty() {
+                    let batch = MiniBatch { rollout, layout: &layout, estimates, replies: &scored };
+                    critic.update(&batch, config, micro_batch_size, &mut updates)?;
+                }
+            }
         }
-        updates.all_reduce(&self.groups)?;
+        updates.all_reduce(self.groups)?;
         Ok(updates)
     }
 
@@ -448,63 +438,69 @@ impl<'a> Ppo<'a> {
         };
         let mut groups: Vec<usize> = (0..num_replies / group_size).collect();
         let shuffled = |epoch: usize| {
-            let seed = derived_seed(self.seed, iteration, 1 + epoch as u64);
+            let seed = rollout_sampler::shuffle_seed(self.seed, iteration, epoch);
             groups.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
             groups.iter().flat_map(|group| group * group_size..(group + 1) * group_size).collect()
         };
         (0..self.config.epochs).map(shuffled).collect()
     }
 
-    /// Runs one optimizer step of the policy on `mini_batch`.
+    /// Runs one optimizer step of the policy on a mini-batch.
     fn update_policy(
         &mut self,
-        mini_batch: &[&Trajectory<'_>],
+        mini_batch: &MiniBatch<'_>,
+        rule: &PolicyRule,
         updates: &mut UpdateStats,
     ) -> Result<(), Error> {
         let (config, policy, micro_batch_size) =
             (self.config, self.models.policy, self.train.micro_batch_size);
-        let clip = config.policy_clip();
-        // These counts cover the full mini-batch: every micro-batch on every rank divides its loss by them.
-        let tokens: usize = mini_batch.iter().map(|trajectory| trajectory.advantages.len()).sum();
-        let divisor = config.loss_agg_mode.divisor(tokens, mini_batch.len(), config.max_new_tokens);
-        let micro_batches = self.policy_engine.split_micro_batches(mini_batch, micro_batch_size);
-        let experience_batches =
-            collate(&micro_batches, num_tokens(mini_batch), Reads::Tokens, policy.decoder());
-        let batches: Vec<&Batch> =
-            experience_batches.iter().map(|experience_batch| &experience_batch.batch).collect();
+        // These counts cover the full mini-batch: every micro-batch on every rank weighs its tokens by them.
+        let counts = mini_batch.counts();
+        let micro_batches = self.policy_engine.split_micro_batches(mini_batch.replies, micro_batch_size);
+        let batches = mini_batch.collate(&micro_batches, Reads::Tokens, policy.decoder());
+        let contexts: Vec<&Batch> = batches.iter().map(|batch| &batch.batch).collect();
         // All rows of the step are split before its first micro-batch runs.
         let ptx_micro_batches = self
             .ptx
             .as_mut()
             .map(|ptx| {
-                let (count, engine) = (mini_batch.len(), &mut self.policy_engine);
-                ptx.next_micro_batches(count, micro_batch_size, engine, &self.groups)
+                let (count, engine) = (config.mini_batch_size, &mut self.policy_engine);
+                ptx.next_micro_batches(count, micro_batch_size, engine, self.groups)
             })
             .transpose()?;
 
-        updates.policy_loss += self.policy_engine.accumulate(policy, &batches, |index, hidden| {
-            let (experience_batch, micro_batch) = (&experience_batches[index], micro_batches[index]);
-            updates.tokens += experience_batch.batch.num_real_tokens() as f64;
-            let old =
-                upload(&flatten(micro_batch, |trajectory| &trajectory.experience.logprobs), policy.device());
-            let advantages =
-                upload(&flatten(micro_batch, |trajectory| &trajectory.advantages), policy.device());
-            let weights = token_weights(micro_batch, config.loss_agg_mode, policy.device());
-            let options =
-                LogprobsOptions { temperature: config.temperature, entropy: config.entropy_coef != 0.0 };
-            let targets = &experience_batch.targets;
+        let options = LogprobsOptions { temperature: config.temperature, entropy: rule.entropy_coef != 0.0 };
+        updates.policy_loss += self.policy_engine.accumulate(policy, &contexts, |index, hidden| {
+            let targets = &batches[index].targets;
+            updates.tokens += contexts[index].num_real_tokens() as f64;
+            let inputs = mini_batch.policy_inputs(micro_batches[index], config, &counts, policy.device());
+            // The loss of a token is computed chunk by chunk, so what it needs of its whole reply comes first.
+            let sequence = if rule.needs_sequences() {
+                let logprobs = head::logprobs(hidden, policy.head(), targets, config.temperature)?.logprobs;
+                let lengths = mini_batch.lengths(micro_batches[index]);
+                rule.sequence_log_ratios(&logprobs, &inputs.old, &inputs.advantages, &lengths)?
+            } else {
+                None
+            };
             let sums = head::token_loss(hidden, policy.head(), targets, options, &mut |rows, new| {
-                let weights = weights.as_ref().map(|weights| rows.of(weights));
-                let (old, advantages) = (rows.of(&old), rows.of(&advantages));
-                let PolicyLoss { mut loss, statistics } =
-                    loss::policy_loss(&new.logprobs, &old, &advantages, weights.as_ref(), &clip)?;
-                if let Some(entropy) = &new.entropy {
-                    loss += loss::entropy_loss(entropy, weights.as_ref(), config.entropy_coef);
-                }
+                let of = |values: &Option<tch::Tensor>| values.as_ref().map(|values| rows.of(values));
+                let [old, advantages, weights] =
+                    [&inputs.old, &inputs.advantages, &inputs.weights].map(|values| rows.of(values));
+                let (correction, reference) = (of(&inputs.correction), of(&inputs.reference));
+                let PolicyLoss { loss, statistics } = rule.loss(&PolicyTokens {
+                    logprobs: &new.logprobs,
+                    old: &old,
+                    advantages: &advantages,
+                    weights: &weights,
+                    correction: correction.as_ref(),
+                    reference: reference.as_ref(),
+                    entropy: new.entropy.as_ref(),
+                    sequence: of(&sequence).as_ref(),
+                })?;
                 Ok::<_, Error>(RowSums { loss, statistics: Some(statistics) })
             })?;
             updates.policy += sums.statistics.as_ref().map(PolicyStatistics::from).unwrap_or_default();
-            Ok::<_, Error>(sums.loss / divisor)
+            Ok::<_, Error>(sums.loss)
         })?;
 
         // The ptx loss accumulates into the same gradients, with as many rows as the mini-batch has replies.
@@ -524,35 +520,21 @@ impl<'a> Ppo<'a> {
         if self.train.activation_checkpointing { 4.0 } else { 3.0 }
     }
 
-    /// Records one reply as text, with its score.
-    fn log_sample(&self, step: u64, experience: &Experience, run: &mut StageRun<'_>) -> Result<(), Error> {
-        let (prompt, reply) = experience.ids.split_at(experience.prompt_length);
-        let (prompt, reply) = ((self.data.decode)(prompt), (self.data.decode)(reply));
-        let score = f64::from(experience.score);
-        run.record(&Event::Sample { step, prompt: &prompt, reply: &reply, score })
+    /// Records some replies as text with their rewards, from the lowest reward to the highest.
+    fn log_samples(&self, step: u64, sampled: &Sampled, run: &mut StageRun<'_>) -> Result<(), Error> {
+        let totals = sampled.totals();
+        for reply in monitor::by_quantile(&totals, SAMPLES) {
+            let (prompt, text) = rollout_sampler::as_text(&sampled.rollout, reply, self.decode);
+            let score = totals[reply].unwrap_or(f64::NAN);
+            run.record(&Event::Sample { step, prompt: &prompt, reply: &text, score })?;
+        }
+        Ok(())
     }
 }
 
-/// Derives the seed for one `purpose` of one iteration: 0 is sampling, `1 + epoch` is the shuffle of that
-/// epoch. With it, a resumed run needs no saved `rng_state`.
-fn derived_seed(seed: u64, iteration: u64, purpose: u64) -> u64 {
-    let mut generator = ChaCha8Rng::seed_from_u64(seed);
-    generator.set_stream(iteration);
-    // Each purpose reads its own two 32-bit words of the stream of the iteration.
-    generator.set_word_pos(u128::from(purpose) * 2);
-    rand::Rng::random(&mut generator)
-}
-
-/// The weight of each token of some replies in the policy loss, `[N]`; `None` if all weights are 1.
-fn token_weights(replies: &[&Trajectory<'_>], mode: LossAggMode, device: Device) -> Option<Tensor> {
-    let of_reply = |reply: &&Trajectory<'_>| {
-        let length = reply.advantages.len();
-        Some(vec![mode.token_weight(length)? as f32; length])
-    };
-    let weights: Vec<Vec<f32>> = replies.iter().map(of_reply).collect::<Option<_>>()?;
-    Some(upload(&weights.concat(), device))
-}
-
-fn shaping(config: &PpoConfig) -> ScoreShaping {
-    ScoreShaping { clip: config.score_clip, missing_eos_penalty: config.missing_eos_penalty }
+/// The hash of the prompts and the rows of the language-modelling term.
+fn content_hash(data: &Data<'_>) -> String {
+    let ids = data.prompts.iter().map(|row| &row.input_ids);
+    let ptx = data.ptx.iter().flat_map(|row| [&row.input_ids, &row.labels]);
+    datasets::rows::content_hash(ids.chain(ptx))
 }

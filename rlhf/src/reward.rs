@@ -15,7 +15,7 @@ use parallel::pipeline::forward_only;
 use parallel::{ProcessGroups, Segmented, upload};
 use tch::Tensor;
 
-use crate::config::RewardConfig;
+use crate::config::RmConfig;
 use crate::event::Metrics;
 use crate::sums::Sums;
 use crate::trainer::Objective;
@@ -26,7 +26,7 @@ pub struct Reward<'a> {
     model: &'a ScalarModel,
     train: &'a [PreferenceRow],
     eval: &'a [PreferenceRow],
-    config: &'a RewardConfig,
+    config: &'a RmConfig,
 }
 
 impl<'a> Reward<'a> {
@@ -36,7 +36,7 @@ impl<'a> Reward<'a> {
         model: &'a ScalarModel,
         train: &'a [PreferenceRow],
         eval: &'a [PreferenceRow],
-        config: &'a RewardConfig,
+        config: &'a RmConfig,
     ) -> Result<Self, Error> {
         let bad_margin = |pair: &PreferenceRow| pair.margin.filter(|margin| !margin.is_finite());
         match train.iter().enumerate().find_map(|(index, pair)| Some((index + 1, bad_margin(pair)?))) {

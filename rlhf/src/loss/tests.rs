@@ -33,96 +33,40 @@ fn assert_near(got: &[f64], expected: &[f64]) {
     }
 }
 
-#[test]
-fn at_ratio_one_the_policy_gradient_is_minus_the_advantage() {
-    let (old, advantages) = (vector(&[-0.5, -1.5, -3.0]), [2.0, -1.0, 0.25]);
-    let logprobs = old.copy().set_requires_grad(true);
-    let result = policy_loss(&logprobs, &old, &vector(&advantages), None, &PolicyClip::default()).unwrap();
-    assert_near(&gradient(&result.loss, &logprobs), &advantages.map(|advantage| -advantage));
-    assert!((number(&result.loss) + 1.25).abs() < 1e-15);
-    let statistics = PolicyStatistics::from(&result.statistics);
-    assert_eq!((statistics.tokens, statistics.clipped, statistics.ratio), (3.0, 0.0, 3.0));
-    assert_eq!(statistics.approx_kl, 0.0);
-}
-
-#[test]
-fn a_clipped_ratio_has_no_gradient_where_it_would_gain() {
-    // ratio:       1.5 up   1.5 up   0.5 down   0.5 down
-    let log_ratios = [1.5f64.ln(), 1.5f64.ln(), 0.5f64.ln(), 0.5f64.ln()];
-    let logprobs = leaf(&log_ratios);
-    let result = policy_loss(
-        &logprobs,
-        &vector(&[0.0; 4]),
-        &vector(&[1.0, -1.0, 1.0, -1.0]),
-        None,
-        &PolicyClip::default(),
-    )
-    .unwrap();
-    // Losses: -1.2 (clipped), 1.5, -0.5, 0.8 (clipped).
-    assert!((number(&result.loss) - 0.6).abs() < 1e-12);
-    assert_near(&gradient(&result.loss, &logprobs), &[0.0, 1.5, -0.5, 0.0]);
-    assert_eq!(PolicyStatistics::from(&result.statistics).clipped, 2.0);
-}
-
-#[test]
-fn unequal_clips_bound_what_they_should() {
-    let logprobs = leaf(&[1.25f64.ln(), 5f64.ln(), 5f64.ln()]);
-    let clip = PolicyClip { high: 0.28, ..PolicyClip::default() };
-    let result = policy_loss(&logprobs, &vector(&[0.0; 3]), &vector(&[1.0, -1.0, 1.0]), None, &clip).unwrap();
-    // Losses: -1.25 (within 1.28), 5 (no bound above for a negative advantage), -1.28 (clipped).
-    assert!((number(&result.loss) - 2.47).abs() < 1e-12);
-    assert_near(&gradient(&result.loss, &logprobs), &[-1.25, 5.0, 0.0]);
-    assert_eq!(PolicyStatistics::from(&result.statistics).clipped, 1.0);
-}
-
-#[test]
-fn a_second_clip_bounds_what_a_negative_advantage_costs() {
-    let logprobs = leaf(&[5f64.ln(), 2f64.ln(), 5f64.ln()]);
-    let clip = PolicyClip { dual: Some(3.0), ..PolicyClip::default() };
-    let result =
-        policy_loss(&logprobs, &vector(&[0.0; 3]), &vector(&[-1.0, -1.0, 1.0]), None, &clip).unwrap();
-    // Losses: 3 (5 without the second clip), 2 (within it), -1.2 (clipped; the advantage is positive).
-    assert!((number(&result.loss) - 3.8).abs() < 1e-12);
-    assert_near(&gradient(&result.loss, &logprobs), &[0.0, 2.0, 0.0]);
-}
-
-#[test]
-fn weights_scale_the_loss_of_each_token() {
-    let (old, advantages, weights) = (vector(&[-0.5, -1.5]), vector(&[2.0, -1.0]), vector(&[0.25, 3.0]));
-    let logprobs = old.copy().set_requires_grad(true);
-    let result = policy_loss(&logprobs, &old, &advantages, Some(&weights), &PolicyClip::default()).unwrap();
-    assert!((number(&result.loss) - 2.5).abs() < 1e-12);
-    assert_near(&gradient(&result.loss, &logprobs), &[-0.5, 3.0]);
-}
+const MODES: [LossAggMode; 4] = [
+    LossAggMode::TokenMean,
+    LossAggMode::SeqMeanTokenMean,
+    LossAggMode::SeqMeanTokenSum,
+    LossAggMode::SeqMeanTokenSumNorm,
+];
 
 #[test]
 fn reductions_by_hand() {
     // Replies of 1 and 3 tokens, of at most 8, with a loss of 2 and of 1 for each token.
-    let mean = |mode: LossAggMode| {
-        let sum: f64 = [(1usize, 2.0), (3, 1.0)]
-            .iter()
-            .map(|&(length, loss)| length as f64 * loss * mode.token_weight(length).unwrap_or(1.0))
-            .sum();
-        sum / mode.divisor(4, 2, 8)
-    };
-    assert_eq!(mean(LossAggMode::TokenMean), 1.25);
-    assert_eq!(mean(LossAggMode::SeqMeanTokenMean), 1.5);
-    assert_eq!(mean(LossAggMode::SeqMeanTokenSum), 2.5);
-    assert_eq!(mean(LossAggMode::SeqMeanTokenSumNorm), 2.5 / 8.0);
+    let lengths = [1, 3];
+    let counts = Counts::of_replies(&lengths);
+    assert_eq!(counts, Counts { tokens: 4, replies: 2 });
+    let means = MODES.map(|mode| {
+        let weights = mode.token_weights(&lengths, 8, &counts);
+        weights.iter().zip([2.0, 1.0, 1.0, 1.0]).map(|(weight, loss)| weight * loss).sum::<f64>()
+    });
+    assert_near(&means, &[1.25, 1.5, 2.5, 2.5 / 8.0]);
+    // The counts of two ranks add up.
+    let mut sum = Counts::of_replies(&lengths[..1]);
+    sum += Counts::of_replies(&lengths[1..]);
+    assert_eq!(sum, counts);
 }
 
 #[test]
-fn extreme_log_probabilities_stay_finite() {
-    for kind in [Kind::Double, Kind::Float, Kind::BFloat16] {
-        let logprobs =
-            vector(&[0.0, -1e4, f64::NEG_INFINITY, -1.0, -1.0]).to_kind(kind).set_requires_grad(true);
-        let old = vector(&[-1e4, 0.0, -1.0, f64::NEG_INFINITY, -200.0]).to_kind(kind);
-        let advantages = vector(&[1.0, 1.0, -1.0, 1.0, 0.0]).to_kind(kind);
-        let result = policy_loss(&logprobs, &old, &advantages, None, &PolicyClip::default()).unwrap();
-        assert!(number(&result.loss).is_finite());
-        assert!(gradient(&result.loss, &logprobs).iter().all(|value| value.is_finite()));
-        assert!(PolicyStatistics::from(&result.statistics).ratio.is_finite());
-    }
+fn a_reduction_changes_what_a_token_counts() {
+    // Ten tokens with the loss 0.5 and two with 2: 9 / 12, and the mean of 0.5 and 2.
+    let lengths = [10, 2];
+    let counts = Counts::of_replies(&lengths);
+    let mean = |mode: LossAggMode| {
+        let weights = mode.token_weights(&lengths, 1, &counts);
+        0.5 * weights[..10].iter().sum::<f64>() + 2.0 * weights[10..].iter().sum::<f64>()
+    };
+    assert_near(&[mean(LossAggMode::TokenMean), mean(LossAggMode::SeqMeanTokenMean)], &[0.75, 1.25]);
 }
 
 #[test]
@@ -156,21 +100,31 @@ fn explained_variance_is_one_for_a_perfect_critic_and_none_without_variance() {
 }
 
 /// Gradients of policy plus value loss over six replies, computed in the given micro-batches.
-fn split_gradients(splits: &[usize]) -> (f64, Vec<f64>, PolicyStatistics) {
-    let lengths = [3i64, 1, 4, 2, 5, 2];
-    let total = 17;
-    let parameter = leaf(&noise(total, 0.2));
-    let [old, advantages, returns] = [0.5, 0.8, 0.9].map(|seed| vector(&noise(total, seed)));
+fn split_gradients(mode: LossAggMode, splits: &[usize]) -> (f64, Vec<f64>, PolicyStatistics) {
+    let lengths = [3usize, 1, 4, 2, 5, 2];
+    let mini_batch = Counts::of_replies(&lengths);
+    let parameter = leaf(&noise(17, 0.2));
+    let [old, advantages, returns] = [0.5, 0.8, 0.9].map(|seed| vector(&noise(17, seed)));
     let (mut loss, mut statistics, mut row, mut token) = (0.0, PolicyStatistics::default(), 0, 0);
     for &rows in splits {
-        let count = lengths[row..row + rows].iter().sum::<i64>();
-        let narrow_to = |tensor: &Tensor| tensor.narrow(0, token, count);
+        let lengths = &lengths[row..row + rows];
+        let count = lengths.iter().sum::<usize>();
+        let weights = mode.token_weights(lengths, 8, &mini_batch);
+        let narrow_to = |tensor: &Tensor| tensor.narrow(0, token as i64, count as i64);
         let new = narrow_to(&parameter);
-        let policy =
-            policy_loss(&new, &narrow_to(&old), &narrow_to(&advantages), None, &PolicyClip::default())
-                .unwrap();
+        let tokens = PolicyTokens {
+            logprobs: &new,
+            old: &narrow_to(&old),
+            advantages: &narrow_to(&advantages),
+            weights: &vector(&weights),
+            correction: None,
+            reference: None,
+            entropy: None,
+            sequence: None,
+        };
+        let policy = PolicyRule::default().loss(&tokens).unwrap();
         let value = value_loss(&new, &narrow_to(&old), &narrow_to(&returns), Some(0.2)).unwrap();
-        let scaled = (policy.loss + value.loss) / total as f64;
+        let scaled = policy.loss + value.loss / 17.0;
         scaled.backward();
         loss += number(&scaled);
         statistics += PolicyStatistics::from(&policy.statistics);
@@ -181,21 +135,17 @@ fn split_gradients(splits: &[usize]) -> (f64, Vec<f64>, PolicyStatistics) {
 
 #[test]
 fn any_split_into_micro_batches_gives_the_same_gradient() {
-    let (loss, gradient, statistics) = split_gradients(&[6]);
-    for splits in [[1usize; 6].as_slice(), &[2, 4], &[5, 1], &[3, 1, 2]] {
-        let (split_loss, split_gradient, split_statistics) = split_gradients(splits);
-        assert!((loss - split_loss).abs() < 1e-12, "{splits:?}");
-        assert_eq!(gradient, split_gradient, "{splits:?}");
-        assert_eq!(statistics.clipped, split_statistics.clipped);
-        assert!((statistics.ratio - split_statistics.ratio).abs() < 1e-12);
+    for mode in MODES {
+        let (loss, gradient, statistics) = split_gradients(mode, &[6]);
+        assert_eq!(statistics.tokens, 17.0);
+        for splits in [[1usize; 6].as_slice(), &[2, 4], &[5, 1], &[3, 1, 2]] {
+            let (split_loss, split_gradient, split_statistics) = split_gradients(mode, splits);
+            assert!((loss - split_loss).abs() < 1e-12, "{mode:?} {splits:?}");
+            assert_eq!(gradient, split_gradient, "{mode:?} {splits:?}");
+            assert_eq!(statistics.clipped, split_statistics.clipped);
+            assert!((statistics.ratio - split_statistics.ratio).abs() < 1e-12);
+        }
     }
-}
-
-#[test]
-fn no_tokens_make_no_loss() {
-    let none = vector(&[]);
-    let result = policy_loss(&none, &none, &none, None, &PolicyClip::default()).unwrap();
-    assert_eq!((number(&result.loss), PolicyStatistics::from(&result.statistics).tokens), (0.0, 0.0));
 }
 
 #[test]
@@ -204,7 +154,6 @@ fn the_reward_loss_refuses_what_would_broadcast() {
         (Tensor::zeros([3, 1], tch::kind::FLOAT_CPU), Tensor::zeros([3], tch::kind::FLOAT_CPU));
     assert!(pairwise_reward_loss(&column, &row, None, 0.0).is_err());
     assert!(pairwise_reward_loss(&row, &row, Some(&column), 0.0).is_err());
-    assert!(policy_loss(&row, &column, &row, None, &PolicyClip::default()).is_err());
     assert!(value_loss(&row, &row, &column, None).is_err());
 }
 

@@ -8,9 +8,9 @@ use models::scalar_model::ScalarModel;
 use parallel::{ProcessGroups, upload};
 
 use super::metrics::UpdateStats;
-use super::trajectory::{Trajectory, collate, flatten, num_tokens};
+use super::mini_batch::MiniBatch;
 use crate::config::PpoConfig;
-use crate::rollout::Reads;
+use crate::rollout::batch::Reads;
 use crate::{Error, loss};
 
 /// The critic and its optimizer.
@@ -32,30 +32,28 @@ impl<'a> Critic<'a> {
         Ok(Self { model, engine: Engine::new(model, &train, total_steps, groups, memory)? })
     }
 
-    /// Runs one optimizer step of the critic on `mini_batch`.
+    /// Runs one optimizer step of the critic on a mini-batch.
     pub(super) fn update(
         &mut self,
-        mini_batch: &[&Trajectory<'_>],
+        mini_batch: &MiniBatch<'_>,
         config: &PpoConfig,
         micro_batch_size: usize,
         updates: &mut UpdateStats,
     ) -> Result<(), Error> {
         let critic = self.model;
+        let MiniBatch { rollout, layout, estimates, replies } = *mini_batch;
         // The loss divisor of the critic, over the full mini-batch on all ranks.
-        let num_slots: usize = mini_batch.iter().map(|trajectory| trajectory.returns.len()).sum();
+        let num_slots: usize = replies.iter().map(|&reply| rollout.num_slots(reply)).sum();
 
-        let micro_batches = self.engine.split_micro_batches(mini_batch, micro_batch_size);
-        let experience_batches =
-            collate(&micro_batches, num_tokens(mini_batch), Reads::Slots, critic.decoder());
-        let batches: Vec<&Batch> =
-            experience_batches.iter().map(|experience_batch| &experience_batch.batch).collect();
-
-        self.engine.accumulate(critic, &batches, |index, hidden| {
-            let micro_batch = micro_batches[index];
-            updates.tokens += batches[index].num_real_tokens() as f64;
-            let old =
-                upload(&flatten(micro_batch, |trajectory| &trajectory.experience.values), critic.device());
-            let returns = upload(&flatten(micro_batch, |trajectory| &trajectory.returns), critic.device());
+        let micro_batches = self.engine.split_micro_batches(replies, micro_batch_size);
+        let batches = mini_batch.collate(&micro_batches, Reads::Slots, critic.decoder());
+        let contexts: Vec<&Batch> = batches.iter().map(|batch| &batch.batch).collect();
+        self.engine.accumulate(critic, &contexts, |index, hidden| {
+            updates.tokens += contexts[index].num_real_tokens() as f64;
+            let slots = |values: &[f32]| {
+                upload(&layout.gather(values, &layout.slots, micro_batches[index]), critic.device())
+            };
+            let (old, returns) = (slots(&rollout.values), slots(&estimates.returns));
             let new = critic.values(hidden)?;
             let value_loss = loss::value_loss(&new, &old, &returns, Some(config.clip_range_value))?;
             updates.value += value_loss.statistics;

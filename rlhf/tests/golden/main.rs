@@ -7,15 +7,15 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at the first thing that is not as it should be")]
 
 mod distill;
+mod groups;
 mod preference;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rlhf::advantage::{self, Advantages, ScoreSlot, TokenRewards};
+use rlhf::advantage::{self, Advantages, Replies, ScoreSlot, TokenRewards};
 use rlhf::kl::{KlController, KlEstimator};
-use rlhf::loss::{self, PolicyClip};
-use rlhf::replies;
+use rlhf::loss::{self, PolicyClip, PolicyRule, PolicyStatistics, PolicyTokens};
 use rlhf::score::ScoreShaping;
 use rlhf::whiten::{Whitening, whiten};
 use serde_json::Value;
@@ -96,41 +96,22 @@ impl Ours {
     }
 
     fn advantages(&mut self, name: &str, convention: &str, slot: ScoreSlot, case: &Value) {
-        let (rewards, advantages) = self.estimate(case, slot);
+        let (rewards, advantages) = estimate(case, slot);
         let prefix = format!("{name}/{convention}");
-        self.put(&format!("{prefix}/rewards"), &rewards.rewards);
-        self.put(&format!("{prefix}/advantages"), &advantages.advantages);
-        self.put(&format!("{prefix}/returns"), &advantages.returns);
-    }
-
-    fn estimate(&self, case: &Value, slot: ScoreSlot) -> (TokenRewards, Advantages) {
-        let lengths = integers(case, "lengths");
-        let slots = slot.of_replies(&lengths, case["max_new_tokens"].as_i64().unwrap());
-        let (logprobs, reference) = (self.tensor(case, "logprobs"), self.tensor(case, "reference_logprobs"));
-        let kl = KlEstimator::K1.estimate(&logprobs, &reference, 20.0).unwrap();
-        let scores = self.tensor(case, "scores");
-        let rewards =
-            advantage::token_rewards(&kl, &scores, &lengths, number(case, "kl_coef"), &slots).unwrap();
-        let (values, after_end) = (floats(case, "values"), floats(case, "values_after_end"));
-        let mut slot_values = Vec::new();
-        for (row, range) in replies::ranges(&lengths).into_iter().enumerate() {
-            slot_values.extend_from_slice(&values[range]);
-            if slots[row] == ScoreSlot::AfterEos {
-                slot_values.push(after_end[row]);
-            }
-        }
-        let values = Tensor::from_slice(&slot_values).to_kind(self.kind);
-        let advantages =
-            advantage::gae(&rewards, &values, number(case, "gamma"), number(case, "lambda")).unwrap();
-        (rewards, advantages)
+        self.put_numbers(&format!("{prefix}/rewards"), &rewards.rewards);
+        self.put_numbers(&format!("{prefix}/advantages"), &advantages.advantages);
+        self.put_numbers(&format!("{prefix}/returns"), &advantages.returns);
     }
 
     fn whiten(&mut self, inputs: &Value) {
-        let values = self.tensor(&inputs["whiten"], "values");
-        let worked = self.estimate(&inputs["worked"], ScoreSlot::Eos).1.advantages;
-        self.put("whiten/shifted", &whiten(&values, true, Whitening::default()).unwrap());
-        self.put("whiten/scaled", &whiten(&values, false, Whitening::default()).unwrap());
-        self.put("whiten/worked", &whiten(&worked, true, Whitening::default()).unwrap());
+        let values = floats(&inputs["whiten"], "values");
+        let worked = estimate(&inputs["worked"], ScoreSlot::Eos).1.advantages;
+        for (name, values, shift_mean) in
+            [("shifted", &values, true), ("scaled", &values, false), ("worked", &worked, true)]
+        {
+            let whitened = whiten(values, None, shift_mean, Whitening::default()).unwrap();
+            self.put_numbers(&format!("whiten/{name}"), &whitened);
+        }
     }
 
     fn controller(&mut self, case: &Value) {
@@ -146,14 +127,24 @@ impl Ours {
 
     fn policy(&mut self, case: &Value) {
         let [old, advantages] = ["old_logprobs", "advantages"].map(|key| self.tensor(case, key));
-        for (name, rule) in case["rules"].as_object().unwrap() {
-            let clip: PolicyClip = serde_json::from_value(rule.clone()).unwrap();
+        for (name, clip) in case["rules"].as_object().unwrap() {
+            let clip: PolicyClip = serde_json::from_value(clip.clone()).unwrap();
             let logprobs = self.tensor(case, "logprobs").set_requires_grad(true);
-            let got = loss::policy_loss(&logprobs, &old, &advantages, None, &clip).unwrap();
+            let tokens = PolicyTokens {
+                logprobs: &logprobs,
+                old: &old,
+                advantages: &advantages,
+                weights: &advantages.ones_like(),
+                correction: None,
+                reference: None,
+                entropy: None,
+                sequence: None,
+            };
+            let got = PolicyRule { clip, ..PolicyRule::default() }.loss(&tokens).unwrap();
             got.loss.backward();
             self.put(&format!("policy/{name}/loss"), &got.loss);
             self.put(&format!("policy/{name}/gradient"), &logprobs.grad());
-            let sums = loss::PolicyStatistics::from(&got.statistics);
+            let sums = PolicyStatistics::from(&got.statistics);
             for (key, sum) in
                 [("clipped", sums.clipped), ("approx_kl", sums.approx_kl), ("ratio", sums.ratio)]
             {
@@ -196,23 +187,47 @@ impl Ours {
     }
 
     fn score(&mut self, case: &Value) {
-        let scores = self.tensor(case, "scores");
+        let scores: Vec<Option<f64>> = floats(case, "scores").into_iter().map(Some).collect();
         let ended: Vec<bool> = serde_json::from_value(case["ended"].clone()).unwrap();
         let [clip, penalty] = ["clip", "penalty"].map(|key| Some(number(case, key)));
         for (name, shaping) in [
             ("clipped", ScoreShaping { clip, ..ScoreShaping::default() }),
             ("subtracted", ScoreShaping { missing_eos_penalty: penalty, ..ScoreShaping::default() }),
         ] {
-            self.put(&format!("score/{name}"), &shaping.apply(&scores, &ended).unwrap());
+            let shaped = shaping.apply(&scores, &ended, &vec![1; scores.len()]);
+            let shaped: Vec<f64> = shaped.into_iter().map(Option::unwrap).collect();
+            self.put_numbers(&format!("score/{name}"), &shaped);
         }
     }
 }
 
-fn floats(case: &Value, key: &str) -> Vec<f64> {
-    serde_json::from_value(case[key].clone()).unwrap()
+/// The rewards of the tokens of a case, and what GAE makes of them. Both are computed in f64.
+fn estimate(case: &Value, slot: ScoreSlot) -> (TokenRewards, Advantages) {
+    let lengths: Vec<usize> = serde_json::from_value(case["lengths"].clone()).unwrap();
+    let slots = slot.of_replies(&lengths, case["max_new_tokens"].as_u64().unwrap() as usize);
+    let (logprobs, reference) = (floats(case, "logprobs"), floats(case, "reference_logprobs"));
+    let kl = KlEstimator::K1.estimate_f64(&logprobs, &reference, 20.0).unwrap();
+    let replies =
+        Replies { lengths: &lengths, groups: &vec![0; lengths.len()], excluded: &vec![false; lengths.len()] };
+    let scores = floats(case, "scores");
+    let rewards =
+        advantage::token_rewards(&kl, &scores, &[], &replies, number(case, "kl_coef"), &slots).unwrap();
+
+    let (values, after_end) = (floats(case, "values"), floats(case, "values_after_end"));
+    let (mut slot_values, mut start) = (Vec::new(), 0);
+    for (row, &length) in lengths.iter().enumerate() {
+        slot_values.extend_from_slice(&values[start..start + length]);
+        start += length;
+        if slots[row] == ScoreSlot::AfterEos {
+            slot_values.push(after_end[row]);
+        }
+    }
+    let (gamma, lambda) = (number(case, "gamma"), number(case, "lambda"));
+    let advantages = advantage::gae(&rewards, &slot_values, gamma, lambda, lambda).unwrap();
+    (rewards, advantages)
 }
 
-fn integers(case: &Value, key: &str) -> Vec<i64> {
+fn floats(case: &Value, key: &str) -> Vec<f64> {
     serde_json::from_value(case[key].clone()).unwrap()
 }
 

@@ -4,6 +4,7 @@
 
 mod distill;
 mod offline;
+mod rollouts;
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -20,10 +21,11 @@ use models::decoder::LoadOptions;
 use models::model_parallel::ModelParallel;
 use models::scalar_model::ScalarModel;
 use parallel::{ProcessGroups, Segmented};
-use rlhf::config::{AdvantageEstimator, OldLogprobs, PpoConfig, RewardConfig, Shuffle};
+use rlhf::config::{AdvantageEstimator, OldLogprobs, PpoConfig, RmConfig, Shuffle};
 use rlhf::event::{Event, Metrics, Recorder};
 use rlhf::reward::Reward;
-use rlhf::rollout::PpoModels;
+use rlhf::reward_function::{Normalization, RewardFunction, Term};
+use rlhf::rollout::RolloutModels;
 use rlhf::run::{StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
 use rlhf::sft::Sft;
 use rlhf::trainer::Objective;
@@ -250,7 +252,7 @@ fn run_reward(out: &Path, resume: Option<PathBuf>) -> (ScalarModel, Vec<f32>) {
         Some(folder) => ScalarModel::load(folder, &options(true)).unwrap(),
         None => ScalarModel::random(config(), 2, &options(true)).unwrap(),
     };
-    let settings = RewardConfig { center_rewards_coefficient: 0.01 };
+    let settings = RmConfig { center_rewards_coefficient: 0.01 };
     let objective = Reward::new(&model, &pairs, &[], &settings).unwrap();
     let (_, outcome) = in_run(out, resume, |run| trainer::train(&objective, true, &train(), run));
     outcome.unwrap();
@@ -282,6 +284,13 @@ fn scores_do_not_depend_on_the_batch() {
     }
 }
 
+/// The reward of one reward model.
+fn rewards_of_a_model() -> RewardFunction {
+    let term =
+        Term { name: "reward".to_owned(), weight: 1.0, clip: None, normalization: Normalization::None };
+    RewardFunction::new(vec![term], Vec::new())
+}
+
 fn run_ppo(
     settings: &PpoConfig,
     train: &TrainConfig,
@@ -293,12 +302,17 @@ fn run_ppo(
     let critic =
         settings.advantage_estimator.has_critic().then(|| reward_model.copy(&options(true)).unwrap());
     let prompts: Vec<PromptRow> = (0..8)
-        .map(|prompt| PromptRow { input_ids: vec![3 + prompt, 5], messages: Vec::new(), answer: None })
+        .map(|prompt| PromptRow {
+            input_ids: vec![3 + prompt, 5],
+            messages: Vec::new(),
+            tools: None,
+            answer: None,
+        })
         .collect();
     let manager = ChunkManager::unlimited();
-    let models = PpoModels {
+    let models = RolloutModels {
         policy: &policy,
-        reference: &reference,
+        reference: settings.has_reference().then_some(&reference),
         critic: critic.as_ref(),
         reward_models: vec![reward_model],
         memory: &manager,
@@ -309,9 +323,11 @@ fn run_ppo(
         ptx: &[],
         stop_ids: &[STOP],
         decode: &|ids| format!("{ids:?}"),
+        rewards: rewards_of_a_model(),
+        turns: None,
     };
-    let mut stage =
-        ppo::Ppo::new(models, data, settings, train, 3, &Arc::new(ProcessGroups::single())).unwrap();
+    let groups = Arc::new(ProcessGroups::single());
+    let mut stage = ppo::Ppo::new(models, data, settings, train, 3, &groups).unwrap();
     let (memory, outcome) = in_run(out, None, |run| stage.train(run));
     outcome.unwrap();
     drop(stage);
@@ -471,7 +487,7 @@ fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
     let (reward_model, _) = run_reward(&folder.path().join("rm"), None);
     let [policy, reference] = [language_model(3), language_model(3)];
     let critic = reward_model.copy(&options(true)).unwrap();
-    let prompts = [PromptRow { input_ids: vec![3, 5], messages: Vec::new(), answer: None }];
+    let prompts = [PromptRow { input_ids: vec![3, 5], messages: Vec::new(), tools: None, answer: None }];
     let (ptx, train) = (rows(), TrainConfig { lr: 0.0, ..train() });
     let settings = PpoConfig {
         iterations: 4,
@@ -483,9 +499,9 @@ fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
         ..ppo_settings()
     };
     let manager = ChunkManager::unlimited();
-    let models = PpoModels {
+    let models = RolloutModels {
         policy: &policy,
-        reference: &reference,
+        reference: settings.has_reference().then_some(&reference),
         critic: Some(&critic),
         reward_models: vec![&reward_model],
         memory: &manager,
@@ -496,6 +512,8 @@ fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
         ptx: &ptx,
         stop_ids: &[STOP],
         decode: &|ids| format!("{ids:?}"),
+        rewards: rewards_of_a_model(),
+        turns: None,
     };
     let groups = Arc::new(ProcessGroups::single());
     let mut stage = ppo::Ppo::new(models, data, &settings, &train, 3, &groups).unwrap();
@@ -513,7 +531,7 @@ fn a_margin_that_is_no_number_is_refused_before_the_first_step() {
     let mut pairs = pairs();
     pairs[1].margin = Some(f64::NAN);
     let model = ScalarModel::random(config(), 1, &options(true)).unwrap();
-    let settings = RewardConfig::default();
+    let settings = RmConfig::default();
     let error = Reward::new(&model, &pairs, &[], &settings).err().unwrap().to_string();
     assert!(error.starts_with("pair 2 has the margin NaN"), "{error}");
 }
@@ -554,9 +572,9 @@ fn all_models_must_share_a_vocabulary() {
             .unwrap();
     let strange = ScalarModel::random(other, 2, &options(true)).unwrap();
     let manager = ChunkManager::unlimited();
-    let models = PpoModels {
+    let models = RolloutModels {
         policy: &policy,
-        reference: &policy,
+        reference: Some(&policy),
         critic: Some(&strange),
         reward_models: vec![&strange],
         memory: &manager,
