@@ -6,6 +6,7 @@ mod data;
 mod eval;
 mod home;
 mod model;
+mod reject;
 mod runs;
 mod serve;
 mod train;
@@ -27,8 +28,10 @@ pub(crate) use eval::{
 pub(crate) use model::{
     AdapterInit, BatchArgs, GenerateArgs, GgufDtype, ModelArgs, ModelCommand, ModelConvertAdapterArgs,
     ModelDequantizeArgs, ModelExportArgs, ModelImportArgs, ModelInfoArgs, ModelInitAdapterArgs,
-    ModelInitArgs, ModelMergeArgs, ModelQuantizeArgs, ModelUnmergeArgs, SamplingArgs, SpeculationArgs,
+    ModelInitArgs, ModelMergeArgs, ModelQuantizeArgs, ModelUnmergeArgs, SampleArgs, SamplingArgs,
+    SpeculationArgs,
 };
+pub(crate) use reject::RejectArgs;
 pub(crate) use runs::{
     ReportArgs, RunsCommand, RunsCompareArgs, RunsLsArgs, RunsPlotArgs, RunsShowArgs, WatchArgs,
 };
@@ -98,11 +101,24 @@ Examples:
     /// Write replies to prompts.
     #[command(after_help = "\
 Input rows have `prompt`, `messages`, `text` or `ids`; output rows have `ids` (the new tokens), `text` and `finish_reason`.
+There is one output row for each input row. With --n it has `samples`, a list of such replies; with --best-of the reply
+with the highest score, and `sample`, `score`, `scores` and `unscored`.
 
 Examples:
   colossal-chat generate --model runs/sft/final --prompt 'What is 3 + 4?'
-  colossal-chat generate --model runs/sft/final --input prompts.jsonl --output replies.jsonl --temperature 0")]
+  colossal-chat generate --model runs/sft/final --input prompts.jsonl --output replies.jsonl --temperature 0
+  colossal-chat generate --model runs/sft/final --input prompts.jsonl --n 4 --seed 7
+  colossal-chat generate --model runs/sft/final --input prompts.jsonl --best-of 8 --reward-model runs/rm/final")]
     Generate(GenerateArgs),
+    /// Sample replies to prompts, and keep those with high rewards as rows to train on (rejection sampling).
+    #[command(after_help = "\
+Reads [model], [data] train, the rewards, [ppo] samples_per_prompt, max_new_tokens and temperature, and [reject]. Writes
+OUT/rows.parquet with `messages` and `score`, which `sft` reads, and OUT/summary.json.
+
+Examples:
+  colossal-chat reject --config run.toml --set out=runs/best
+  colossal-chat reject --config run.toml --set reject.keep=above --set reject.threshold=1.0 --set ppo.samples_per_prompt=16")]
+    Reject(RejectArgs),
     /// Write the log-probability of every token of given texts.
     #[command(after_help = "\
 Input rows have `text`, `ids`, `prompt` or `messages`. Output rows have `ids` and `logprobs`: entry i is log p(ids[i] | ids[..i]),

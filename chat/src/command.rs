@@ -12,6 +12,7 @@ mod logprobs;
 mod model;
 mod pipeline;
 mod plan;
+mod reject;
 mod report;
 mod reward;
 pub(crate) mod runs;
@@ -43,6 +44,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Plan(arguments) => return plan::run(arguments, threads),
         Command::Pipeline(arguments) => return pipeline::run(arguments, threads),
         Command::Demo(arguments) => return demo::run(arguments, threads),
+        Command::Reject(arguments) => return reject::run(arguments, threads),
         Command::Init(arguments) => return init::run(arguments),
         // These read run folders, and compute nothing.
         Command::Watch(arguments) => return watch::run(arguments),

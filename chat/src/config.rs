@@ -3,10 +3,10 @@
 //! The common sections (`[model] [tokenizer] [data] [train] [checkpoint] [log] [eval]`) apply to every stage,
 //! and a section of an algorithm to the stages that read it. `[stage.NAME.SECTION]` overrides them key by key
 //! for the stage NAME alone, and `--set` overrides both. `preset` names the conventions of other programs.
-//! The precedence is: `--set` > `[stage.NAME.*]` > common sections > preset > defaults. Only `pipeline` reads
-//! `[pipeline] [synth] [base]`. An unknown key, a wrong type, a value out of bounds and a key without effect
-//! are reported before anything is loaded. The resolved configuration is saved with the run and reads back as
-//! the same configuration. This module runs no command.
+//! The precedence is: `--set` > `[stage.NAME.*]` > common sections > preset > defaults of the stage >
+//! defaults of the sections. Only `pipeline` reads `[pipeline] [synth] [base]`. An unknown key, a wrong type,
+//! a value out of bounds and a key without effect are reported before anything is loaded. The resolved
+//! configuration is saved with the run and reads back as the same configuration. This module runs no command.
 
 mod device;
 pub(crate) mod error;
@@ -34,6 +34,7 @@ pub(crate) use error::ConfigError;
 use finding::PipelineFindings;
 use no_effect::HELD_OUT;
 use origins::Origins;
+use preset::Preset;
 pub(crate) use resolved::{
     Difference, LENGTH_KEYS, RESUME_MUTABLE_KEYS, differences, flat_differences, flatten_toml,
 };
@@ -117,6 +118,16 @@ pub(crate) fn load(
     from_text(&text, path, sets, stage, stages)
 }
 
+/// Reads the rewards in the common sections of the file `path`: `[[reward]]` and `[ppo] reward_model`. Every
+/// other key has to be valid as well, and means nothing to the caller.
+pub(crate) fn load_rewards(path: &Path, stages: &[&'static StageSchema]) -> Result<RunConfig, ConfigError> {
+    let mut tree = apply_overrides(tree::parse(&read_file(path)?, path)?, std::iter::empty())?;
+    preset::take(&mut tree)?;
+    let (_, config) = read_file_sections(&tree, stages)?;
+    config.check_rewards().map_err(|error| error.placed(&tree))?;
+    Ok(config)
+}
+
 /// Reads the configuration of a pipeline of `stages` from the file `path` and applies the `--set` arguments.
 pub(crate) fn load_pipeline(
     path: &Path,
@@ -145,19 +156,23 @@ pub(crate) fn pipeline_from_text(
     for &stage in schemas {
         // Apply `--set` again after the tables of the stage, because `--set` overrides everything.
         let sets = sets.iter().filter(|set| is_of_stages(set));
-        let stage_tree = apply_overrides(stage_sections(&presets, tree.clone(), stage), sets)?;
+        let stage_tree = apply_overrides(stage_sections(&presets, tree.clone(), stage)?, sets)?;
         let mut config = read_stage(&stage_tree)?;
         place_rows(&mut config.eval, &stage_tree, &steps, &common.out);
-        config.check_bounds(stage).map_err(|error| error.placed(&stage_tree))?;
+        // Several stages read `[ppo]` with defaults of their own. Its values need to fit to those that run.
         if steps.contains(&PipelineStep::Stage(stage.name)) {
+            config.check_bounds(stage).map_err(|error| error.placed(&stage_tree))?;
             told.warnings.extend(finding::check_warmup(&stage_tree, &config, stage, is_saved)?);
             let mut ignored = no_effect::by_setting(&config, stage);
             // The report measures the reward model on these rows.
             ignored.retain(|(key, _)| *key != HELD_OUT || !steps.contains(&PipelineStep::Report));
-            told.add(stage, finding::findings(&stage_tree, &config, &ignored, is_saved)?)?;
+            told.add(stage, finding::findings(&stage_tree, &config, stage, &ignored, is_saved)?)?;
         }
         stages.insert(stage.name, config);
     }
+    let running = |stage: &&&StageSchema| steps.contains(&PipelineStep::Stage(stage.name));
+    let is_useless = |preset: &&Preset| !schemas.iter().filter(running).any(|stage| preset.covers(stage));
+    told.warnings.extend(presets.iter().filter(is_useless).map(|preset| preset.warning("this pipeline")));
     let unused = |section: &str| match section {
         "synth" => file.synth != SynthOptions::default(),
         _ => file.base != BaseSection::default(),
@@ -202,12 +217,14 @@ fn from_text(
     let (file, _) = read_file_sections(&tree, stages)?;
     pipeline_steps(&tree, &file.pipeline, stages)?;
     let is_pipeline_file = tree.contains_key("pipeline") || tree.contains_key("stage");
-    let tree = apply_overrides(stage_sections(&presets, tree, stage), for_stage.into_iter())?;
+    let tree = apply_overrides(stage_sections(&presets, tree, stage)?, for_stage.into_iter())?;
     let config = read_stage(&tree)?;
     config.check(stage).map_err(|error| error.placed(&tree))?;
     let is_saved = folder::is_configuration_of(Some(path), &config.out);
-    let mut warnings = finding::check_warmup(&tree, &config, stage, is_saved)?;
-    for finding in finding::findings(&tree, &config, &config.ignored_keys(stage), is_saved)? {
+    let useless = presets.iter().filter(|preset| !preset.covers(stage));
+    let mut warnings: Vec<String> = useless.map(|preset| preset.warning(stage.name)).collect();
+    warnings.extend(finding::check_warmup(&tree, &config, stage, is_saved)?);
+    for finding in finding::findings(&tree, &config, stage, &config.ignored_keys(stage), is_saved)? {
         match finding {
             finding if finding.is_refused => return Err(finding.error(stage.name)),
             // A common key of a file for several stages may be meant for another one.
@@ -229,7 +246,7 @@ fn read_file_sections(
         let sections = tree.iter().filter(|(key, _)| is_of_pipeline(key) == wanted);
         sections.map(|(key, entry)| (key.clone(), entry.clone())).collect()
     });
-    let common = read::read(&common)
+    let common = read_sections(&common)
         .map_err(|error| error.with_sections(&[&PIPELINE_ONLY_SECTIONS[..], &[preset::KEY]].concat()))?;
     let file = read::read(&of_pipeline)?;
     check_stage_tables(tree, stages)?;
@@ -252,10 +269,10 @@ fn is_of_stages(set: &str) -> bool {
     key != preset::KEY && !is_of_pipeline
 }
 
-/// Returns the sections of a file for `stage`: the sections of each preset, overridden by those of the next
-/// one and of the file. In each of them, the table of the stage overrides the common sections. No other
+/// Returns the sections of a file for `stage`: the defaults of the stage, overridden by the sections of each
+/// preset and of the file. In each of them, the table of the stage overrides the common sections. No other
 /// section is left.
-fn stage_sections(presets: &[Tree], file: Tree, stage: &StageSchema) -> Tree {
+fn stage_sections(presets: &[Preset], file: Tree, stage: &StageSchema) -> Result<Tree, ConfigError> {
     let of_stage = |mut tree: Tree| {
         let own = tree::find(&tree, &format!("stage.{}", stage.name)).map(|entry| entry.node.clone());
         tree.retain(|key, _| !PIPELINE_ONLY_SECTIONS.contains(&key.as_str()));
@@ -264,13 +281,25 @@ fn stage_sections(presets: &[Tree], file: Tree, stage: &StageSchema) -> Tree {
             _ => tree,
         }
     };
-    let trees = presets.iter().cloned().chain([file]);
-    trees.map(of_stage).fold(Tree::new(), tree::merge)
+    let trees = presets.iter().map(|preset| preset.sections.clone()).chain([file]);
+    Ok(trees.map(of_stage).fold(stage.own_defaults()?, tree::merge))
 }
 
 /// Reads the configuration of a stage from its sections.
 fn read_stage(tree: &Tree) -> Result<RunConfig, ConfigError> {
-    Ok(RunConfig { origins: Origins::of(tree), ..read::read(tree)? })
+    Ok(RunConfig { origins: Origins::of(tree), ..read_sections(tree)? })
+}
+
+/// Reads the common sections, or those of a stage. The section of reward-model training was called `[reward]`
+/// once, which is a list now; serde would only say that it is a table.
+fn read_sections(tree: &Tree) -> Result<RunConfig, ConfigError> {
+    match tree.get("reward") {
+        Some(Entry { node: Node::Table(_), origin }) => {
+            let (place, key) = (origin.location.clone(), origin.key.clone());
+            Err(ConfigError::RewardTable { place, key })
+        }
+        _ => read::read(tree),
+    }
 }
 
 /// Refuses `[stage.NAME]` tables of no stage, and keys in them that the stage does not read. Unlike a key of
@@ -295,7 +324,7 @@ fn check_stage_tables(tree: &Tree, stages: &[&'static StageSchema]) -> Result<()
             let known = "the sections of a stage".to_owned();
             return Err(ConfigError::UnknownKey { place, nearest: None, key, known });
         }
-        read::read::<RunConfig>(own)?;
+        read_sections(own)?;
         for (key, reason) in stage.ignored_keys() {
             if let Some(entry) = tree::find(own, key) {
                 let (place, key) = (entry.origin.location.clone(), entry.origin.key.clone());

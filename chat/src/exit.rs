@@ -68,6 +68,7 @@ fn class_of(cause: &(dyn StdError + 'static)) -> Option<ErrorClass> {
         .or_else(|| cause.downcast_ref().map(ConfigError::class))
         .or_else(|| cause.downcast_ref().map(RemoteError::class))
         .or_else(|| cause.downcast_ref().map(rlhf::Error::class))
+        .or_else(|| cause.downcast_ref::<rewards::Error>().map(|_| ErrorClass::Usage))
         .or_else(|| cause.downcast_ref().map(gemini::Error::class))
         .or_else(|| cause.downcast_ref().map(serve::Error::class))
         .or_else(|| cause.downcast_ref().map(inference::Error::class))

@@ -2,15 +2,18 @@
 //! files can be read as well.
 //!
 //! An input row contains a text, a list of token ids, a conversation, or a pair of answers to one prompt; see
-//! [`InputKind`]. Other fields are ignored. Rows are counted from 1, as in every message about data.
+//! [`InputKind`]. A conversation has the fields `system` and `tools`, too. Other fields are ignored. Rows are
+//! counted from 1, as in every message about data.
 
 use std::io::BufRead;
 use std::path::Path;
 
+use datasets::record::preview;
 use datasets::{
     Demonstration, Error, Layout, Message, Preference, Prompt, Record, Row, RowLocation, TableReader,
 };
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::console::print_rows;
 use crate::failure::Failure;
@@ -27,10 +30,19 @@ pub(crate) enum RowInput {
     /// Token ids.
     Ids(Vec<i64>),
     /// A conversation.
-    Messages(Vec<Message>),
-    /// Two conversations with the same prompt: one ends with the chosen answer, the other with the rejected
-    /// one.
-    Pair([Vec<Message>; 2]),
+    Messages {
+        /// The turns.
+        messages: Vec<Message>,
+        /// The tools that the assistant may call.
+        tools: Option<Value>,
+    },
+    /// Two conversations with the same prompt.
+    Pair {
+        /// The one that ends with the chosen answer, and the one that ends with the rejected answer.
+        sides: [Vec<Message>; 2],
+        /// The tools that the assistant may call.
+        tools: Option<Value>,
+    },
 }
 
 /// The kind of rows that a command expects. It determines which fields a row may have.
@@ -67,6 +79,8 @@ impl InputKind {
 pub(crate) struct Input {
     /// The content of the row.
     pub(crate) value: RowInput,
+    /// The expected answer, for verifiers: the field `answer`. What is no text is taken as its JSON.
+    pub(crate) answer: Option<String>,
     /// The file and row number.
     pub(crate) at: RowLocation,
 }
@@ -79,7 +93,7 @@ pub(crate) fn read(path: &Path, wants: InputKind) -> Result<Vec<Input>, Error> {
     let mut inputs = Vec::new();
     for row in TableReader::open(path)?.rows(None)? {
         let (at, row) = row?;
-        inputs.push(Input { value: parse(&row, &at, wants)?, at });
+        inputs.push(Input { value: parse(&row, &at, wants)?, answer: answer(&row), at });
     }
     non_empty(inputs, path)
 }
@@ -96,7 +110,7 @@ fn read_lines(lines: impl BufRead, wants: InputKind) -> Result<Vec<Input>, Error
         let at = RowLocation { path: path.to_owned(), row: row + 1 };
         let row: Row =
             serde_json::from_str(&line).map_err(|source| Error::broken_json(at.clone(), &source))?;
-        inputs.push(Input { value: parse(&row, &at, wants)?, at });
+        inputs.push(Input { value: parse(&row, &at, wants)?, answer: answer(&row), at });
     }
     non_empty(inputs, path)
 }
@@ -110,19 +124,19 @@ fn parse(row: &Row, at: &RowLocation, wants: InputKind) -> Result<RowInput, Erro
     if wants != InputKind::Prompt && has("chosen") && has("rejected") {
         return pair(row, at);
     }
-    let answer = ["completion", "response"].into_iter().find(|name| has(name));
-    if let Some(answer) = answer.filter(|_| wants != InputKind::Prompt && has("prompt")) {
-        return prompt_and_answer(row, answer, at);
+    let answers = [("completion", Layout::PromptCompletion), ("response", Layout::PromptResponse)];
+    let answer = answers.into_iter().find(|(name, _)| has(name));
+    if let Some((_, layout)) = answer.filter(|_| wants != InputKind::Prompt && has("prompt")) {
+        return messages(layout, row, at);
     }
 
     // Every other row must have exactly one of the accepted fields, whose name determines the kind of
     // content.
     let there: Vec<&str> = wants.fields().iter().copied().filter(|name| has(name)).collect();
     match there[..] {
-        ["prompt"] if row["prompt"].is_string() => text(row, "prompt", at),
-        ["prompt"] => Ok(RowInput::Messages(Prompt::parse(Layout::Prompt, row, at)?.messages)),
+        ["prompt"] => prompt(row, at),
         ["messages"] => messages(Layout::Messages, row, at),
-        ["text"] => text(row, "text", at),
+        ["text"] => text(row, at),
         ["ids"] => ids(row, at),
         [] => Err(Error::MissingField {
             at: at.clone(),
@@ -138,43 +152,77 @@ fn parse(row: &Row, at: &RowLocation, wants: InputKind) -> Result<RowInput, Erro
     }
 }
 
+/// The expected answer of a row.
+fn answer(row: &Row) -> Option<String> {
+    match row.get("answer")? {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
+    }
+}
+
 fn pair(row: &Row, at: &RowLocation) -> Result<RowInput, Error> {
     let with_prompt = row.get("prompt").is_some_and(|prompt| !prompt.is_null());
     let layout = if with_prompt { Layout::Preference } else { Layout::ImplicitPreference };
     match Preference::parse(layout, row, at)? {
-        Preference::Messages { prompt, chosen, rejected, .. } => {
-            Ok(RowInput::Pair([chosen, rejected].map(|answer| [prompt.as_slice(), &answer].concat())))
+        Preference::Messages { prompt, chosen, rejected, tools, .. } => {
+            let sides = [chosen, rejected].map(|answer| [prompt.as_slice(), &answer].concat());
+            Ok(RowInput::Pair { sides, tools })
         }
         Preference::Tokens { .. } => unreachable!("the layout {layout} has turns"),
     }
 }
 
-fn prompt_and_answer(row: &Row, answer: &str, at: &RowLocation) -> Result<RowInput, Error> {
-    let columns = [("prompt", "prompt"), ("completion", answer)];
-    let row: Row = columns.into_iter().map(|(to, from)| (to.to_owned(), row[from].clone())).collect();
-    messages(Layout::PromptCompletion, &row, at)
+/// A prompt without an answer. One that is a text and nothing else may also be read as it is.
+fn prompt(row: &Row, at: &RowLocation) -> Result<RowInput, Error> {
+    // The answer is for verifiers and may be any JSON.
+    let without_answer = row.iter().filter(|(name, _)| *name != "answer");
+    let of_prompt: Row = without_answer.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let Prompt { messages, tools, .. } = Prompt::parse(Layout::Prompt, &of_prompt, at)?;
+    match row["prompt"].as_str() {
+        Some(text) if tools.is_none() && messages == [Message::user(text)] => {
+            Ok(RowInput::Text(text.to_owned()))
+        }
+        _ => Ok(RowInput::Messages { messages, tools }),
+    }
 }
 
 fn messages(layout: Layout, row: &Row, at: &RowLocation) -> Result<RowInput, Error> {
     match Demonstration::parse(layout, row, at)? {
-        Demonstration::Messages(messages) => Ok(RowInput::Messages(messages)),
-        Demonstration::PromptCompletion { prompt, completion } => {
-            Ok(RowInput::Messages([prompt, completion].concat()))
+        Demonstration::Messages { messages, tools } => Ok(RowInput::Messages { messages, tools }),
+        Demonstration::PromptCompletion { prompt, completion, tools } => {
+            Ok(RowInput::Messages { messages: [prompt, completion].concat(), tools })
         }
         other => unreachable!("the layout {layout} does not read as {other:?}"),
     }
 }
 
-fn text(row: &Row, field: &str, at: &RowLocation) -> Result<RowInput, Error> {
-    let text = Row::from_iter([("text".to_owned(), row[field].clone())]);
-    match Demonstration::parse(Layout::Text, &text, at)? {
+fn text(row: &Row, at: &RowLocation) -> Result<RowInput, Error> {
+    refuse_tools(row, at)?;
+    match Demonstration::parse(Layout::Text, row, at)? {
         Demonstration::Text(text) => Ok(RowInput::Text(text)),
         other => unreachable!("text does not read as {other:?}"),
     }
 }
 
+/// Refuses tools beside a text, which has no place for them.
+fn refuse_tools(row: &Row, at: &RowLocation) -> Result<(), Error> {
+    let Some(tools) = row.get("tools") else { return Ok(()) };
+    let columns = [("prompt", Value::from("")), ("tools", tools.clone())];
+    let of_tools: Row = columns.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    match Prompt::parse(Layout::Prompt, &of_tools, at)?.tools {
+        None => Ok(()),
+        Some(_) => Err(Error::WrongType {
+            at: at.clone(),
+            field: "tools".to_owned(),
+            found: preview(tools),
+            expected: "absent beside text: give prompt or messages, which may have tools",
+        }),
+    }
+}
+
 fn ids(row: &Row, at: &RowLocation) -> Result<RowInput, Error> {
-    let wrong = |field: String, found: &serde_json::Value| Error::WrongType {
+    let wrong = |field: String, found: &Value| Error::WrongType {
         at: at.clone(),
         field,
         found: found.to_string(),
@@ -184,9 +232,7 @@ fn ids(row: &Row, at: &RowLocation) -> Result<RowInput, Error> {
         .as_array()
         .filter(|list| !list.is_empty())
         .ok_or_else(|| wrong("ids".into(), &row["ids"]))?;
-    let id = |(index, id): (usize, &serde_json::Value)| {
-        id.as_i64().ok_or_else(|| wrong(format!("ids[{index}]"), id))
-    };
+    let id = |(index, id): (usize, &Value)| id.as_i64().ok_or_else(|| wrong(format!("ids[{index}]"), id));
     Ok(RowInput::Ids(list.iter().enumerate().map(id).collect::<Result<_, _>>()?))
 }
 
@@ -225,9 +271,9 @@ pub(crate) fn tokens(
             Ok(())
         };
         match &input.value {
-            RowInput::Pair(answers) => {
-                answers.iter().try_for_each(|answer| add(&RowInput::Messages(answer.clone())))?;
-            }
+            RowInput::Pair { sides, tools } => sides.iter().try_for_each(|side| {
+                add(&RowInput::Messages { messages: side.clone(), tools: tools.clone() })
+            })?,
             given => add(given)?,
         }
     }
@@ -278,7 +324,7 @@ mod tests {
         let one = |line| one(line, InputKind::Prompt).unwrap();
         assert_eq!(one(r#"{"text": "hi", "source": 7}"#), RowInput::Text("hi".into()));
         assert_eq!(one(r#"{"ids": [1, 2], "text": null}"#), RowInput::Ids(vec![1, 2]));
-        let hi = RowInput::Messages(vec![Message::user("hi")]);
+        let hi = RowInput::Messages { messages: vec![Message::user("hi")], tools: None };
         assert_eq!(one(r#"{"messages": [{"role": "user", "content": "hi"}]}"#), hi);
         assert_eq!(
             one(r#"{"prompt": [{"role": "user", "content": "hi"}], "chosen": "x", "rejected": "y"}"#),
@@ -292,16 +338,69 @@ mod tests {
         let talk = |answer: &str| vec![Message::user("q"), Message::assistant(answer)];
         for wants in [InputKind::Tokens, InputKind::Answer] {
             let given = one(r#"{"prompt": "q", "chosen": "a", "rejected": "b"}"#, wants).unwrap();
-            assert_eq!(given, RowInput::Pair([talk("a"), talk("b")]));
+            assert_eq!(given, RowInput::Pair { sides: [talk("a"), talk("b")], tools: None });
             let whole = r#"{"chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
                 "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}], "messages": 7}"#;
             assert_eq!(one(whole, wants).unwrap(), given);
             for answer in ["completion", "response"] {
                 let line = format!(r#"{{"prompt": "q", "{answer}": "a"}}"#);
-                assert_eq!(one(&line, wants).unwrap(), RowInput::Messages(talk("a")));
+                let wanted = RowInput::Messages { messages: talk("a"), tools: None };
+                assert_eq!(one(&line, wants).unwrap(), wanted);
             }
         }
         assert!(one(r#"{"prompt": "q"}"#, InputKind::Answer).unwrap_err().contains("prompt with completion"));
+    }
+
+    #[test]
+    fn tools_and_the_system_prompt_are_part_of_a_conversation() {
+        let tools = r#""tools": [{"name": "add"}], "system": "s""#;
+        let given = Some(serde_json::json!([{"name": "add"}]));
+        let asked = || vec![Message::system("s"), Message::user("q")];
+        let answered = |answer: &str| [asked(), vec![Message::assistant(answer)]].concat();
+        let messages = |messages: Vec<Message>| RowInput::Messages { messages, tools: given.clone() };
+        let turns = r#"[{"role": "user", "content": "q"}]"#;
+        for line in [
+            format!(r#"{{"prompt": "q", {tools}}}"#),
+            format!(r#"{{"prompt": {turns}, "answer": {{"any": 1}}, {tools}}}"#),
+            format!(r#"{{"messages": {turns}, {tools}}}"#),
+        ] {
+            assert_eq!(one(&line, InputKind::Prompt).unwrap(), messages(asked()), "{line}");
+        }
+        for wants in [InputKind::Tokens, InputKind::Answer] {
+            for answer in ["completion", "response"] {
+                let line = format!(r#"{{"prompt": "q", "{answer}": "a", {tools}}}"#);
+                assert_eq!(one(&line, wants).unwrap(), messages(answered("a")));
+            }
+            let line = format!(r#"{{"prompt": "q", "chosen": "a", "rejected": "b", {tools}}}"#);
+            let wanted = RowInput::Pair { sides: [answered("a"), answered("b")], tools: given.clone() };
+            assert_eq!(one(&line, wants).unwrap(), wanted);
+        }
+        // Nothing is no tools, and ids are what they are.
+        for nothing in ["null", "[]", "\"\"", "\" [] \""] {
+            for field in ["prompt", "text"] {
+                let line = format!(r#"{{"{field}": "q", "tools": {nothing}, "system": ""}}"#);
+                assert_eq!(one(&line, InputKind::Prompt).unwrap(), RowInput::Text("q".into()), "{line}");
+            }
+        }
+        let ids = format!(r#"{{"ids": [1], {tools}}}"#);
+        assert_eq!(one(&ids, InputKind::Answer).unwrap(), RowInput::Ids(vec![1]));
+    }
+
+    #[test]
+    fn the_two_sides_of_a_pair_become_conversations_with_its_tools() {
+        let line = r#"{"prompt": "q", "chosen": "a", "rejected": "b", "tools": [{"name": "add"}]}"#;
+        let inputs = read_lines(line.as_bytes(), InputKind::Answer).unwrap();
+        let mut seen = Vec::new();
+        let rows = tokens(&inputs, |given| {
+            seen.push(given.clone());
+            Ok(vec![seen.len() as i64])
+        });
+        assert_eq!(rows.unwrap().into_iter().map(|(_, ids)| ids[0]).collect::<Vec<_>>(), [1, 2]);
+        let side = |answer: &str| RowInput::Messages {
+            messages: vec![Message::user("q"), Message::assistant(answer)],
+            tools: Some(serde_json::json!([{"name": "add"}])),
+        };
+        assert_eq!(seen, [side("a"), side("b")]);
     }
 
     #[test]
@@ -310,6 +409,12 @@ mod tests {
             ("{}", "field prompt, messages, text or ids is missing or null"),
             (r#"{"text": "a", "ids": [1]}"#, "exactly one of them"),
             (r#"{"text": 3}"#, "field text is the number 3"),
+            (
+                r#"{"text": "a", "tools": [{"name": "f"}]}"#,
+                "field tools is a list of 1; it must be absent beside",
+            ),
+            (r#"{"text": "a", "tools": "f"}"#, "field tools is the text \"f\""),
+            (r#"{"prompt": "a", "tools": {"name": "f"}}"#, "field tools is an object with name"),
             (r#"{"ids": [1, "x"]}"#, "field ids[1] is \"x\""),
             (r#"{"ids": []}"#, "at least one"),
             (r#"{"messages": []}"#, "field messages has no turns"),

@@ -27,6 +27,8 @@ mod record;
 #[cfg(test)]
 mod reference_pages;
 mod report;
+mod reward_list;
+mod reward_models;
 mod run_data;
 mod run_reader;
 mod session;

@@ -4,17 +4,23 @@
 //! A page has a table between the lines `<!-- generated: NAME -->` and `<!-- end -->`, and everything else is
 //! written by hand. A test fails if a table is not current; with `UPDATE_DOCS=1` it writes the page instead.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::CommandFactory;
 use datasets::synth::SynthOptions;
 use models::lora::LoraConfig;
+use rewards::RewardEntry;
+use rewards::environment::EnvironmentSection;
 
 use crate::args::Cli;
 use crate::config::section::BaseSection;
 use crate::config::{RunConfig, flatten_toml};
+use crate::stage;
+
+/// The file with the structs of `[[reward]]`.
+const REWARDS: &str = "rewards/src/entry.rs";
 
 #[test]
 fn the_tables_of_commands_are_current() {
@@ -127,26 +133,32 @@ fn argument_row(argument: &clap::Arg) -> [String; 3] {
     [format!("`{}`", name.join(" ")), default, meaning]
 }
 
-/// The tables of all sections, by their names in brackets, and the one of the keys that are in no section.
+/// The tables of all sections, by their names in brackets, the one of the keys that are in no section, and
+/// the one of the defaults of stages.
 fn sections() -> BTreeMap<String, String> {
     let structs = documented_structs();
-    let defaults = |prefix: &str, text: &str| {
-        let values = flatten_toml(text).unwrap().into_iter();
-        values.map(|(key, value)| (format!("{prefix}{key}"), value)).collect::<Vec<_>>()
-    };
+    let environment: EnvironmentSection = toml::from_str("kind = 'calculator'").unwrap();
     let defaults: BTreeMap<String, String> = [
-        defaults("", &toml::to_string(&RunConfig::default()).unwrap()),
-        defaults("base.", &toml::to_string(&BaseSection::default()).unwrap()),
-        defaults("model.lora.", &toml::to_string(&LoraConfig::default()).unwrap()),
-        defaults("synth.", &toml::to_string(&SynthOptions::default()).unwrap()),
+        defaults("", &RunConfig::default()),
+        defaults("base.", &BaseSection::default()),
+        defaults("environment.", &environment),
+        defaults("model.lora.", &LoraConfig::default()),
+        defaults("synth.", &SynthOptions::default()),
     ]
     .concat()
     .into_iter()
     .collect();
 
-    let top = &structs["RunConfig"];
-    let (sections, keys): (Vec<_>, Vec<_>) = top.iter().partition(|field| structs.contains_key(&field.kind));
-    let own = [("base", "BaseSection"), ("model.lora", "LoraConfig"), ("synth", "SynthOptions")];
+    let own = [
+        ("base", "BaseSection"),
+        ("environment", "EnvironmentSection"),
+        ("model.lora", "LoraConfig"),
+        ("synth", "SynthOptions"),
+    ];
+    let is_apart =
+        |field: &&Field| field.key == "reward" || own.iter().any(|(section, _)| *section == field.key);
+    let top = structs["RunConfig"].iter().filter(|field| !is_apart(field));
+    let (sections, keys): (Vec<_>, Vec<_>) = top.partition(|field| structs.contains_key(&field.kind));
     let all = sections.iter().map(|field| (field.key.as_str(), field.kind.as_str())).chain(own);
 
     let mut tables = BTreeMap::new();
@@ -160,7 +172,84 @@ fn sections() -> BTreeMap<String, String> {
         };
         tables.insert(format!("[{section}]"), table("key", rows.into_iter().map(short)));
     }
+    tables.insert("[[reward]]".to_owned(), table("key", reward_rows(&structs)));
+    tables.insert("kinds of [[reward]]".to_owned(), table("key", kind_rows(&structs)));
+    tables.insert("defaults of stages".to_owned(), stage_defaults());
     tables
+}
+
+/// The defaults of a section by their keys, which begin with `prefix`.
+fn defaults(prefix: &str, section: &impl serde::Serialize) -> Vec<(String, String)> {
+    let values = flatten_toml(&toml::to_string(section).unwrap()).unwrap().into_iter();
+    values.map(|(key, value)| (format!("{prefix}{key}"), value)).collect()
+}
+
+/// The rows of the keys that every kind of reward has.
+fn reward_rows(structs: &BTreeMap<String, Vec<Field>>) -> Vec<[String; 3]> {
+    let entry: RewardEntry = toml::from_str("kind = 'world'").unwrap();
+    let mut defaults: BTreeMap<String, String> = defaults("", &entry).into_iter().collect();
+    // The name is the kind if it is absent.
+    defaults.remove("name");
+    let kind = |field: &&Field| field.key == "kind";
+    let (kind, others): (Vec<_>, Vec<_>) = structs["RewardEntry"].iter().partition(kind);
+    let required = |field: &Field| [format!("`{}`", field.key), "required".to_owned(), field.meaning.clone()];
+    let others = others.into_iter().map(|field| field.cells("", &defaults));
+    kind.into_iter().map(required).chain(others).collect()
+}
+
+/// The rows of the kinds of rewards: one for each kind, with the documentation of its struct, and those of
+/// its keys.
+fn kind_rows(structs: &BTreeMap<String, Vec<Field>>) -> Vec<[String; 3]> {
+    let mut rows = Vec::new();
+    for (kind, name, meaning) in reward_kinds() {
+        let entry: RewardEntry = toml::from_str(&format!("kind = '{kind}'")).unwrap();
+        let defaults: BTreeMap<String, String> = defaults("", &entry).into_iter().collect();
+        rows.push([format!("**`kind = \"{kind}\"`**"), String::new(), meaning]);
+        rows.extend(structs[&name].iter().map(|field| field.cells("", &defaults)));
+    }
+    rows
+}
+
+/// The kinds of rewards: the name in a run file, the struct, and what its documentation says behind the name.
+fn reward_kinds() -> Vec<(String, String, String)> {
+    let parsed = syn::parse_file(&fs::read_to_string(root().join(REWARDS)).unwrap()).unwrap();
+    let of_struct = |item: &syn::Item| {
+        let syn::Item::Struct(item) = item else { return None };
+        let meaning = documentation(&item.attrs);
+        let (kind, meaning) = meaning.strip_prefix("`kind = \"")?.split_once("\"`: ")?;
+        let mut letters = meaning.chars();
+        let first = letters.next()?.to_uppercase();
+        Some((kind.to_owned(), item.ident.to_string(), format!("{first}{}", letters.as_str())))
+    };
+    parsed.items.iter().filter_map(of_struct).collect()
+}
+
+/// The keys whose defaults some stages change, with a column for each of these stages.
+fn stage_defaults() -> String {
+    let schemas = stage::schemas();
+    let own: Vec<(&str, BTreeMap<String, String>)> = schemas
+        .iter()
+        .filter_map(|schema| Some((schema.name, flatten_toml(schema.defaults?).unwrap())))
+        .collect();
+    let keys: BTreeSet<&String> = own.iter().flat_map(|(_, defaults)| defaults.keys()).collect();
+    let row = |first: &str, cells: Vec<String>| format!("| {first} | {} |\n", cells.join(" | "));
+    let names = own.iter().map(|(name, _)| format!("`{name}`")).collect();
+    let mut text = row("key", names) + &row("---", vec!["---".to_owned(); own.len()]).replace(' ', "");
+    for key in keys {
+        let cell = |(_, defaults): &(&str, BTreeMap<String, String>)| {
+            defaults.get(key).map_or_else(String::new, |value| shown(value))
+        };
+        text.push_str(&row(&format!("`{key}`"), own.iter().map(cell).collect()));
+    }
+    text
+}
+
+/// A default as it is shown. Small numbers have an exponent.
+fn shown(value: &str) -> String {
+    match value.parse::<f64>() {
+        Ok(number) if number != 0.0 && number.abs() < 1e-3 => format!("`{number:e}`"),
+        _ => format!("`{value}`"),
+    }
 }
 
 /// Adds the rows of the struct `kind`, whose keys begin with `prefix`, and those of the structs in it.
@@ -194,21 +283,27 @@ impl Field {
     fn row(&self, prefix: &str, defaults: &BTreeMap<String, String>) -> [String; 3] {
         let key = format!("{prefix}{}", self.key);
         let default = defaults.get(&key).filter(|value| *value != "\"\"" && *value != "[]");
-        if let Some(meaning) = self.meaning.strip_prefix("Required. ") {
-            return [format!("`{key}`"), "required".to_owned(), meaning.to_owned()];
-        }
-        let has_list = defaults.get(&key).is_some_and(|value| value == "[]");
+        // A list that is absent is empty, whether a file has it or not.
+        let has_list = ["Vec", "BTreeMap"].contains(&self.kind.as_str())
+            || defaults.get(&key).is_some_and(|value| value == "[]");
         let is_said = ["Required", "If absent", "if absent"].iter().any(|word| self.meaning.contains(word));
         assert!(
             default.is_some() || has_list || is_said,
             "the documentation of `{key}` does not say what holds if it is absent"
         );
-        let short = |value: &String| match value.parse::<f64>() {
-            Ok(number) if number != 0.0 && number.abs() < 1e-3 => format!("`{number:e}`"),
-            _ => format!("`{value}`"),
-        };
-        let default = default.map(short).unwrap_or_default();
-        [format!("`{key}`"), default, self.meaning.clone()]
+        self.cells(prefix, defaults)
+    }
+
+    /// The row of a key whose documentation need not say what holds if it is absent, because there is nothing
+    /// to say: of rewards, whose keys depend on their kinds. A default of several lines is not shown.
+    fn cells(&self, prefix: &str, defaults: &BTreeMap<String, String>) -> [String; 3] {
+        let key = format!("{prefix}{}", self.key);
+        if let Some(meaning) = self.meaning.strip_prefix("Required. ") {
+            return [format!("`{key}`"), "required".to_owned(), meaning.to_owned()];
+        }
+        let is_shown = |value: &&String| *value != "\"\"" && *value != "[]" && !value.contains('\n');
+        let default = defaults.get(&key).filter(is_shown).map(|value| shown(value));
+        [format!("`{key}`"), default.unwrap_or_default(), self.meaning.clone()]
     }
 }
 
@@ -219,6 +314,8 @@ fn documented_structs() -> BTreeMap<String, Vec<Field>> {
         root().join("gemini/src/config.rs"),
         root().join("datasets/src/synth.rs"),
         root().join("models/src/lora/config.rs"),
+        root().join("rewards/src/environment/section.rs"),
+        root().join(REWARDS),
     ];
     for folder in folders {
         let entries = fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
@@ -230,7 +327,9 @@ fn documented_structs() -> BTreeMap<String, Vec<Field>> {
         let parsed = syn::parse_file(&fs::read_to_string(&file).unwrap()).unwrap();
         for item in parsed.items {
             let syn::Item::Struct(item) = item else { continue };
-            let is_read = item.attrs.iter().any(|attribute| attribute.path().is_ident("serde"));
+            // A reward is read by hand, because its keys depend on its kind.
+            let is_read = item.ident == "RewardEntry"
+                || item.attrs.iter().any(|attribute| attribute.path().is_ident("serde"));
             if is_read && matches!(item.fields, syn::Fields::Named(_)) {
                 structs.insert(item.ident.to_string(), item.fields.iter().filter_map(field_of).collect());
             }
@@ -239,23 +338,30 @@ fn documented_structs() -> BTreeMap<String, Vec<Field>> {
     structs
 }
 
+/// The documentation of an item, in one line.
+fn documentation(attributes: &[syn::Attribute]) -> String {
+    let line = |attribute: &syn::Attribute| match &attribute.meta {
+        syn::Meta::NameValue(pair) if attribute.path().is_ident("doc") => match &pair.value {
+            syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }) => {
+                Some(text.value().trim().to_owned())
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    attributes.iter().filter_map(line).collect::<Vec<_>>().join(" ")
+}
+
 /// A field of a struct, or `None` if it is not read from a file.
 fn field_of(field: &syn::Field) -> Option<Field> {
-    let mut lines = Vec::new();
-    for attribute in &field.attrs {
-        match &attribute.meta {
-            syn::Meta::NameValue(pair) if attribute.path().is_ident("doc") => {
-                if let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }) = &pair.value {
-                    lines.push(text.value().trim().to_owned());
-                }
-            }
-            syn::Meta::List(list) if list.tokens.to_string() == "skip" => return None,
-            _ => {}
-        }
+    let is_skipped = |attribute: &syn::Attribute| matches!(&attribute.meta, syn::Meta::List(list) if list.tokens.to_string() == "skip");
+    if field.attrs.iter().any(is_skipped) {
+        return None;
     }
     let kind = match &field.ty {
         syn::Type::Path(path) => path.path.segments.last()?.ident.to_string(),
         _ => String::new(),
     };
-    Some(Field { key: field.ident.as_ref()?.to_string(), kind, meaning: lines.join(" ") })
+    let meaning = documentation(&field.attrs);
+    Some(Field { key: field.ident.as_ref()?.to_string(), kind, meaning })
 }

@@ -139,7 +139,7 @@ impl RunData {
     /// The settings that differ from the defaults of the stage: key, default, value.
     pub(crate) fn changed_settings(&self) -> Vec<Difference> {
         let defaults = stage::find(&self.facts.stage).and_then(|stage| {
-            let text = RunConfig::default().to_toml(&stage.schema).ok()?;
+            let text = RunConfig::default_of(&stage.schema).to_toml(&stage.schema).ok()?;
             config::flatten_toml(&text).ok()
         });
         config::flat_differences(&defaults.unwrap_or_default(), &self.settings)

@@ -7,11 +7,14 @@ mod cpo;
 pub(crate) mod definition;
 mod distill;
 mod dpo;
+mod episodes;
 pub(crate) mod fit;
+mod grpo;
 mod kto;
 mod model_memory;
 mod model_parallel;
 mod offline;
+mod on_policy;
 mod orpo;
 mod peak_memory;
 mod plan;
@@ -19,8 +22,10 @@ pub(crate) mod ppo;
 mod predict;
 pub(crate) mod preflight;
 mod reference;
+mod reinforce;
+mod rloo;
 pub(crate) mod rm;
-mod rows;
+pub(crate) mod rows;
 pub(crate) mod sft;
 mod simpo;
 mod step_time;
@@ -32,7 +37,7 @@ use definition::{InitStage, RowKind};
 use crate::config::StageSchema;
 
 /// Every stage, in the order of a pipeline.
-pub(crate) static ALL: [&Stage; 10] = [
+pub(crate) static ALL: [&Stage; 13] = [
     &base::STAGE,
     &sft::STAGE,
     &distill::STAGE,
@@ -43,6 +48,9 @@ pub(crate) static ALL: [&Stage; 10] = [
     &simpo::STAGE,
     &cpo::STAGE,
     &ppo::STAGE,
+    &grpo::STAGE,
+    &rloo::STAGE,
+    &reinforce::STAGE,
 ];
 
 /// Returns what the configuration knows of every stage.

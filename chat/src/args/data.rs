@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use datasets::synth::SynthOptions;
+use datasets::synth::calculator::CalculatorOptions;
 
 use crate::feedback::timestamp::Timestamp;
 
@@ -17,6 +18,13 @@ Writes sft.parquet, preference.parquet, prompts.parquet, heldout.parquet, heldou
 Example:
   colossal-chat data synth --out data --train 20000 --seed 7")]
     Synth(SynthArgs),
+    /// Make rows of arithmetic that need a calculator: replies that call it, prompts, held-out questions.
+    #[command(after_help = "\
+Writes sft.parquet, prompts.parquet and heldout.parquet. A reply that begins with = calls the calculator.
+
+Example:
+  colossal-chat data calculator --out calculator --rows 20000 --seed 7")]
+    Calculator(CalculatorArgs),
     /// Turn JSONL, JSON, CSV or foreign Parquet into Parquet rows.
     #[command(after_help = "\
 Examples:
@@ -74,6 +82,23 @@ pub(crate) struct SynthArgs {
     /// The part of the demonstrations that is wrong on purpose.
     #[arg(long, value_name = "SHARE", default_value_t = SynthOptions::default().spoilt_share)]
     pub(crate) spoilt_share: f64,
+}
+
+/// `data calculator`.
+#[derive(Debug, Args)]
+pub(crate) struct CalculatorArgs {
+    /// The folder for the files.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Decides every row.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Demonstrations, and as many prompts.
+    #[arg(long, value_name = "N", default_value_t = CalculatorOptions::default().rows)]
+    pub(crate) rows: usize,
+    /// Questions to measure with.
+    #[arg(long, value_name = "N", default_value_t = CalculatorOptions::default().heldout)]
+    pub(crate) heldout: usize,
 }
 
 /// `data convert`.

@@ -127,10 +127,37 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
+    pub(crate) samples: SampleArgs,
+    #[command(flatten)]
     pub(crate) speculation: SpeculationArgs,
     /// Replies that are in work at once.
     #[arg(long, value_name = "N", default_value = "16")]
     pub(crate) batch_size: NonZeroUsize,
+}
+
+/// How many replies to a prompt are drawn, and what becomes of them.
+#[derive(Debug, Args)]
+pub(crate) struct SampleArgs {
+    /// Draw N replies to each prompt, and write them as the list `samples` [default: one reply, and no list].
+    #[arg(long, value_name = "N", conflicts_with = "best_of")]
+    pub(crate) n: Option<NonZeroUsize>,
+    /// Draw N replies to each prompt, and write the one with the highest score.
+    #[arg(long, value_name = "N")]
+    pub(crate) best_of: Option<NonZeroUsize>,
+    /// A reward model that scores the replies of --best-of; may be given again and again, and the scores are
+    /// added.
+    #[arg(long, value_name = "DIR", requires = "best_of")]
+    pub(crate) reward_model: Vec<String>,
+    /// A run file whose rewards score the replies of --best-of: `[[reward]]` and `[ppo] reward_model`.
+    #[arg(long, value_name = "FILE", requires = "best_of")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+impl SampleArgs {
+    /// The replies that are drawn to each prompt.
+    pub(crate) fn count(&self) -> usize {
+        self.n.or(self.best_of).map_or(1, NonZeroUsize::get)
+    }
 }
 
 /// Where prompts come from.

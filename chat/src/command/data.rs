@@ -5,6 +5,7 @@ mod import_feedback;
 
 use std::path::Path;
 
+use datasets::synth::calculator::{Calculation, CalculatorData, CalculatorOptions};
 use datasets::synth::{Pair, Question, SynthData, SynthOptions};
 use datasets::{
     Demonstration, Mapping, Message, Preference, Prompt, ReadOptions, RowLocation, Tokenizer, TrainOptions,
@@ -20,6 +21,11 @@ use crate::output::{check_output_file, check_output_folder};
 pub(crate) fn run(command: &DataCommand) -> anyhow::Result<()> {
     match command {
         DataCommand::Synth(arguments) => synth(arguments),
+        DataCommand::Calculator(arguments) => {
+            let (seed, rows, heldout) = (arguments.seed, arguments.rows, arguments.heldout);
+            let options = CalculatorOptions { seed, rows, heldout, ..CalculatorOptions::default() };
+            calculator(&options, &arguments.out)
+        }
         DataCommand::Convert(arguments) => convert(arguments),
         DataCommand::Check(arguments) => check::run(arguments),
         DataCommand::Tokenizer(arguments) => tokenizer(arguments),
@@ -37,23 +43,31 @@ fn synth(arguments: &SynthArgs) -> anyhow::Result<()> {
 /// file.
 pub(crate) fn write_world(world: &SynthData, out: &Path) -> anyhow::Result<()> {
     checkpoint::write_folder(out, |folder| write_splits(world, folder))?;
-    for (file, rows) in [
-        ("text.parquet", world.pretraining.len()),
-        ("sft.parquet", world.demonstrations.len()),
-        ("preference.parquet", world.preferences.len()),
-        ("heldout_preference.parquet", world.heldout_preferences.len()),
-        ("prompts.parquet", world.prompts.len()),
-        ("heldout.parquet", world.heldout.len()),
-    ] {
+    print_rows_of(
+        out,
+        &[
+            ("text.parquet", world.pretraining.len()),
+            ("sft.parquet", world.demonstrations.len()),
+            ("preference.parquet", world.preferences.len()),
+            ("heldout_preference.parquet", world.heldout_preferences.len()),
+            ("prompts.parquet", world.prompts.len()),
+            ("heldout.parquet", world.heldout.len()),
+        ],
+    );
+    Ok(())
+}
+
+/// Prints the number of rows of each file of a folder.
+fn print_rows_of(out: &Path, files: &[(&str, usize)]) {
+    for (file, rows) in files {
         print_stderr(&format!("{rows:>8} rows  {}", out.join(file).display()));
     }
-    Ok(())
 }
 
 fn write_splits(world: &SynthData, out: &Path) -> anyhow::Result<()> {
     let texts: Vec<Demonstration> = world.pretraining.iter().cloned().map(Demonstration::Text).collect();
     let demonstrations: Vec<Demonstration> =
-        world.demonstrations.iter().cloned().map(Demonstration::Messages).collect();
+        world.demonstrations.iter().cloned().map(Demonstration::without_tools).collect();
     let pairs = |pairs: &[Pair]| pairs.iter().map(preference).collect::<Vec<_>>();
     let prompts = |questions: &[Question]| questions.iter().map(prompt).collect::<Vec<_>>();
     table::write_records(&out.join("text.parquet"), &texts)?;
@@ -70,12 +84,44 @@ fn preference(pair: &Pair) -> Preference {
         prompt: pair.prompt.clone(),
         chosen: vec![Message::assistant(&pair.chosen)],
         rejected: vec![Message::assistant(&pair.rejected)],
+        tools: None,
         margin: None,
     }
 }
 
 fn prompt(question: &Question) -> Prompt {
-    Prompt { messages: question.messages.clone(), answer: Some(question.answer.clone()) }
+    Prompt { messages: question.messages.clone(), tools: None, answer: Some(question.answer.clone()) }
+}
+
+/// Generates arithmetic with a calculator, and writes it to the folder `out` atomically.
+fn calculator(options: &CalculatorOptions, out: &Path) -> anyhow::Result<()> {
+    check_output_folder(out)?;
+    let data = CalculatorData::generate(options)?;
+    checkpoint::write_folder(out, |folder| write_calculator(&data, folder))?;
+    print_rows_of(
+        out,
+        &[
+            ("sft.parquet", data.demonstrations.len()),
+            ("prompts.parquet", data.prompts.len()),
+            ("heldout.parquet", data.heldout.len()),
+        ],
+    );
+    Ok(())
+}
+
+fn write_calculator(data: &CalculatorData, out: &Path) -> anyhow::Result<()> {
+    let demonstrations: Vec<Demonstration> =
+        data.demonstrations.iter().cloned().map(Demonstration::without_tools).collect();
+    let prompt = |calculation: &Calculation| Prompt {
+        messages: vec![Message::user(&calculation.question)],
+        tools: None,
+        answer: Some(calculation.answer.clone()),
+    };
+    let prompts = |calculations: &[Calculation]| calculations.iter().map(prompt).collect::<Vec<_>>();
+    table::write_records(&out.join("sft.parquet"), &demonstrations)?;
+    table::write_records(&out.join("prompts.parquet"), &prompts(&data.prompts))?;
+    table::write_records(&out.join("heldout.parquet"), &prompts(&data.heldout))?;
+    Ok(())
 }
 
 fn convert(arguments: &ConvertArgs) -> anyhow::Result<()> {
@@ -114,11 +160,17 @@ pub(crate) fn texts(path: &Path) -> anyhow::Result<Vec<String>> {
 
 /// The texts of a row. A row of token ids has no text on which a tokenizer could be trained.
 fn texts_of_row(row: Demonstration) -> Vec<String> {
-    let contents = |messages: Vec<Message>| messages.into_iter().map(|message| message.content).collect();
+    let texts = |messages: Vec<Message>| {
+        let texts = messages.into_iter().flat_map(|message| {
+            let calls = message.tool_calls.into_iter().map(|call| call.to_string());
+            std::iter::once(message.content).chain(calls)
+        });
+        texts.filter(|text| !text.is_empty()).collect::<Vec<_>>()
+    };
     match row {
         Demonstration::Text(text) => vec![text],
-        Demonstration::Messages(messages) => contents(messages),
-        Demonstration::PromptCompletion { prompt, completion } => contents([prompt, completion].concat()),
+        Demonstration::Messages { messages, .. } => texts(messages),
+        Demonstration::PromptCompletion { prompt, completion, .. } => texts([prompt, completion].concat()),
         Demonstration::Tokens { .. } => Vec::new(),
     }
 }

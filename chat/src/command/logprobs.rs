@@ -1,7 +1,7 @@
 //! `logprobs`: computes `log p(ids[i] | ids[..i])` for every token of the given texts, conversations and
 //! pairs.
 
-use datasets::Role;
+use datasets::{Conversation, Role};
 use inference::session::Session;
 use models::batch::Batch;
 use models::causal_lm::CausalLm;
@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
     let mut scored = scored.into_iter();
     let mut next = || scored.next().expect("every row is scored");
     let line = |input: &Input| match input.value {
-        RowInput::Pair(_) => Line::Pair { chosen: next(), rejected: next() },
+        RowInput::Pair { .. } => Line::Pair { chosen: next(), rejected: next() },
         _ => Line::One(next()),
     };
     input::write(&inputs.iter().map(line).collect::<Vec<_>>(), arguments.output.as_deref(), arguments.force)
@@ -70,11 +70,15 @@ fn token_ids(session: &Session<CausalLm>, given: &RowInput) -> Result<Vec<i64>, 
     match given {
         RowInput::Ids(ids) => Ok(ids.clone()),
         RowInput::Text(text) => session.tokenizer()?.encode(text, true),
-        RowInput::Messages(messages) if messages.last().is_some_and(|last| last.role == Role::Assistant) => {
-            session.tokenizer()?.encode_scored(messages)
+        RowInput::Messages { messages, tools } => {
+            let conversation = Conversation::with_tools(messages, tools.as_ref());
+            if messages.last().is_some_and(|last| last.role == Role::Assistant) {
+                session.tokenizer()?.encode_scored(conversation)
+            } else {
+                session.tokenizer()?.encode_prompt(conversation)
+            }
         }
-        RowInput::Messages(messages) => session.tokenizer()?.encode_prompt(messages),
-        RowInput::Pair(_) => unreachable!("a pair is two conversations by now"),
+        RowInput::Pair { .. } => unreachable!("a pair is two conversations by now"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `reward`: computes the reward model's score of each conversation, or of both answers of a pair. The score
 //! is read at the last token.
 
+use datasets::Conversation;
 use inference::session::Session;
 use models::scalar_model::ScalarModel;
 use serde::Serialize;
@@ -46,7 +47,7 @@ pub(crate) fn run(arguments: &BatchArgs) -> anyhow::Result<()> {
     let mut scores = scores.into_iter();
     let mut next = || scores.next().expect("every row is scored");
     let line = |input: &Input| match input.value {
-        RowInput::Pair(_) => Line::Pair { chosen_score: next(), rejected_score: next() },
+        RowInput::Pair { .. } => Line::Pair { chosen_score: next(), rejected_score: next() },
         _ => Line::One { score: next() },
     };
     input::write(&inputs.iter().map(line).collect::<Vec<_>>(), arguments.output.as_deref(), arguments.force)
@@ -56,7 +57,9 @@ fn token_ids(session: &Session<ScalarModel>, given: &RowInput) -> Result<Vec<i64
     match given {
         RowInput::Ids(ids) => Ok(ids.clone()),
         RowInput::Text(text) => session.tokenizer()?.encode(text, true),
-        RowInput::Messages(messages) => session.tokenizer()?.encode_scored(messages),
-        RowInput::Pair(_) => unreachable!("a pair is two conversations by now"),
+        RowInput::Messages { messages, tools } => {
+            session.tokenizer()?.encode_scored(Conversation::with_tools(messages, tools.as_ref()))
+        }
+        RowInput::Pair { .. } => unreachable!("a pair is two conversations by now"),
     }
 }

@@ -99,6 +99,23 @@ pub(crate) enum ConfigError {
         /// A description of the value that the stage needs.
         what: &'static str,
     },
+    /// A stage that learns from rewards has none.
+    #[error(
+        "[[reward]] is not set, and {stage} needs something that scores replies: write an entry, such as kind = \"math\", or \
+         name a reward model with --set ppo.reward_model=..., the short form of kind = \"model\""
+    )]
+    NoReward { stage: &'static str },
+    /// The list of rewards as a table, as the section of reward-model training was called.
+    #[error(
+        "{place}: `{key}` is a table, and [[reward]] is the list of rewards: write [[reward]] with two brackets for an entry of \
+         it; the settings of reward-model training are in [rm] now"
+    )]
+    RewardTable {
+        /// Where the key was written.
+        place: SourceLocation,
+        /// The dotted key.
+        key: String,
+    },
     /// A model folder that does not exist and that no earlier part of the pipeline writes.
     #[error(
         "`{key}`: {} does not exist, and no earlier part of this pipeline writes it: add that part to [pipeline] stages, or \

@@ -45,15 +45,16 @@ impl Finding {
     }
 }
 
-/// Returns the keys of `ignored` that the user has written, other than at their default. `is_saved` is
-/// whether the file is the one that the run itself has saved: nobody has written its keys.
+/// Returns the keys of `ignored` that the user has written, other than at their default in `stage`.
+/// `is_saved` is whether the file is the one that the run itself has saved: nobody has written its keys.
 pub(super) fn findings(
     tree: &Tree,
     config: &RunConfig,
+    stage: &StageSchema,
     ignored: &[IgnoredKey],
     is_saved: bool,
 ) -> Result<Vec<Finding>, ConfigError> {
-    let [values, defaults] = [table_of(config)?, table_of(&RunConfig::default())?];
+    let [values, defaults] = [table_of(config)?, table_of(&RunConfig::default_of(stage))?];
     let mut found: Vec<Finding> = Vec::new();
     for &(key, reason) in ignored {
         let Some(entry) = tree::find(tree, key) else { continue };
@@ -62,7 +63,7 @@ pub(super) fn findings(
         }
 
         let origin = set_below(&entry.node).unwrap_or_else(|| entry.origin.clone());
-        if matches!(origin.location, SourceLocation::Preset(_)) {
+        if matches!(origin.location, SourceLocation::Preset(_) | SourceLocation::Stage(_)) {
             continue;
         }
         let is_set = matches!(origin.location, SourceLocation::Set(_));
@@ -196,12 +197,13 @@ pub(super) fn by_parts(tree: &Tree, steps: &[PipelineStep], is_set: impl Fn(&str
 }
 
 /// How much an origin prevails over others: `--set` over the table of a stage over a common section over a
-/// preset.
+/// preset over the defaults of the stage.
 fn rank(origin: &Origin) -> u8 {
     match origin.location {
-        SourceLocation::Set(_) => 3,
-        SourceLocation::File(..) => 1 + u8::from(origin.key.starts_with("stage.")),
-        SourceLocation::Preset(_) => 0,
+        SourceLocation::Set(_) => 4,
+        SourceLocation::File(..) => 2 + u8::from(origin.key.starts_with("stage.")),
+        SourceLocation::Preset(_) => 1,
+        SourceLocation::Stage(_) => 0,
     }
 }
 

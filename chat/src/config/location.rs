@@ -6,6 +6,8 @@ use std::path::PathBuf;
 /// The place where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SourceLocation {
+    /// The defaults of the stage of this name.
+    Stage(&'static str),
     Preset(&'static str),
     /// A file and a line number, from 1.
     File(PathBuf, usize),
@@ -18,7 +20,7 @@ impl SourceLocation {
     pub(super) fn place(&self) -> String {
         match self {
             Self::Set(_) => "--set".to_owned(),
-            Self::Preset(_) | Self::File(..) => self.to_string(),
+            Self::Stage(_) | Self::Preset(_) | Self::File(..) => self.to_string(),
         }
     }
 }
@@ -26,6 +28,7 @@ impl SourceLocation {
 impl fmt::Display for SourceLocation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Stage(name) => write!(formatter, "default of {name}"),
             Self::Preset(name) => write!(formatter, "preset {name}"),
             Self::File(path, line) => write!(formatter, "{}:{line}", path.display()),
             Self::Set(argument) => write!(formatter, "--set {argument}"),

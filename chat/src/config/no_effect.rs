@@ -2,15 +2,17 @@
 //! that a stage never reads are in its [`StageSchema`]. [`super::finding`] decides what becomes of a key
 //! that the user has written all the same.
 
+mod ppo;
+
 use gemini::config::Scheduler;
 use gemini::placement::PlacementPolicy;
 use parallel::pipeline::ScheduleKind;
-use rlhf::config::{AdvantageEstimator, DpoConfig};
+use rlhf::config::DpoConfig;
 use rlhf::distill::DivergenceKind;
 use rlhf::loss::preference::{DpoLoss, FDivergence};
 
 use super::section::{ParallelSection, SequenceMode};
-use super::stage::{CRITIC_KEYS, IgnoredKey, StageSchema};
+use super::stage::{IgnoredKey, StageSchema};
 use super::{DeviceSetting, RunConfig};
 
 /// The held-out rows, which the report of a pipeline may read besides the stage.
@@ -44,7 +46,7 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
         keys.extend([("tokenizer.path", reason), ("tokenizer.template", reason)]);
     }
     if stage.reads("ppo") {
-        keys.extend(by_ppo(config));
+        keys.extend(ppo::by_ppo(&config.ppo));
     }
     if stage.reads("dpo") {
         keys.extend(by_dpo(&config.dpo));
@@ -63,8 +65,8 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
         keys.push(("train.epochs", "[train] steps is the length of the run: leave one of the two out"));
     }
 
-    let learns =
-        config.train.lr > 0.0 || (stage.reads("ppo") && has_critic(config) && config.ppo.critic_lr > 0.0);
+    let has_critic = stage.reads("ppo") && config.ppo.advantage_estimator.has_critic();
+    let learns = config.train.lr > 0.0 || (has_critic && config.ppo.critic_lr > 0.0);
     if !learns {
         let reason = "with a learning rate of 0 no weight changes";
         let names = [
@@ -136,10 +138,14 @@ fn by_eval(config: &RunConfig, stage: &StageSchema) -> Vec<IgnoredKey> {
         }
         return keys;
     };
-    keys.extend(TASK_KEYS.map(|key| (key, reason)));
+    // A reward may run programs that the model writes.
+    let runs_code = stage.reads("reward")
+        && config.reward.iter().any(|entry| matches!(entry.kind, rewards::RewardKind::Code(_)));
+    let is_read = |key: &&str| runs_code && *key == "eval.allow_code_execution";
+    keys.extend(TASK_KEYS.iter().filter(|key| !is_read(key)).map(|&key| (key, reason)));
     keys.push(("eval.tasks", reason));
     if eval.tasks.0.is_empty() && !stage.reads("data.eval") {
-        keys.push(("eval.every", "ppo evaluates no rows, and [eval] tasks names no task"));
+        keys.push(("eval.every", "this stage evaluates no rows, and [eval] tasks names no task"));
     }
     keys
 }
@@ -162,61 +168,6 @@ fn by_dpo(dpo: &DpoConfig) -> Vec<IgnoredKey> {
     }
     if dpo.reference_free {
         keys.push(("reference.model", "[dpo] reference_free compares the policy with no model"));
-    }
-    keys
-}
-
-fn has_critic(config: &RunConfig) -> bool {
-    config.ppo.advantage_estimator.has_critic()
-}
-
-fn by_ppo(config: &RunConfig) -> Vec<IgnoredKey> {
-    let ppo = &config.ppo;
-    let mut keys = Vec::new();
-    if ppo.kl_coef == 0.0 {
-        let reason = "with kl_coef = 0 there is no penalty that could be adapted";
-        keys.extend([("ppo.kl_target", reason), ("ppo.kl_horizon", reason)]);
-    } else if ppo.kl_target.is_none() {
-        keys.push(("ppo.kl_horizon", "without kl_target the coefficient is fixed"));
-    }
-    let has_one_mini_batch = ppo.replies().is_ok_and(|replies| replies == ppo.mini_batch_size);
-    if ppo.samples_per_prompt == 1 {
-        keys.push((
-            "ppo.shuffle",
-            "with samples_per_prompt = 1 a prompt has one reply, which is alone anyway",
-        ));
-    } else if has_one_mini_batch {
-        keys.push((
-            "ppo.shuffle",
-            "one mini-batch holds all replies of a rollout, in the order of the prompts",
-        ));
-    }
-    if ppo.advantage_estimator != AdvantageEstimator::Grpo {
-        keys.push(("ppo.advantage_epsilon", "only advantage_estimator = \"grpo\" divides by a deviation"));
-    }
-    if has_critic(config) && !ppo.whiten_advantages && !ppo.whiten_rewards {
-        let reason = "neither advantages nor rewards are whitened";
-        keys.extend([("ppo.whiten_variance", reason), ("ppo.whiten_epsilon", reason)]);
-    }
-    // The first step of a rollout has the weights that the rollout had.
-    if ppo.epochs == 1 && has_one_mini_batch {
-        let reason = "with one optimizer step for each rollout the policy and the values have not moved yet";
-        let names = [
-            "ppo.clip_range",
-            "ppo.clip_range_high",
-            "ppo.clip_ratio_c",
-            "ppo.log_ratio_clamp",
-            "ppo.clip_range_value",
-        ];
-        keys.extend(names.map(|key| (key, reason)));
-    }
-    if !has_critic(config) {
-        keys.extend(CRITIC_KEYS);
-    } else if ppo.critic_lr == 0.0 {
-        let reason = "with critic_lr = 0 the critic does not learn";
-        keys.extend([("ppo.vf_coef", reason), ("ppo.clip_range_value", reason)]);
-    } else if ppo.vf_coef == 0.0 {
-        keys.push(("ppo.clip_range_value", "with vf_coef = 0 the values have no loss"));
     }
     keys
 }

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::tree::{Node, Tree};
+use super::location::SourceLocation;
+use super::tree::{Entry, Node, Origin, Tree};
 
 /// The first line of a saved file.
 const TITLE: &str = "# The resolved configuration of this run. A value without a comment is a default.\n";
@@ -35,12 +37,26 @@ impl Origins {
 
     fn add(&mut self, tree: &Tree, prefix: &str) {
         for (key, entry) in tree {
-            let key = format!("{prefix}{key}");
-            match &entry.node {
-                Node::Table(inner) => self.add(inner, &format!("{key}.")),
-                // A line break in a name would end the comment.
-                _ => drop(self.0.insert(key, entry.origin.location.place().replace(char::is_control, "?"))),
+            self.add_entry(entry, format!("{prefix}{key}"));
+        }
+    }
+
+    fn add_entry(&mut self, Entry { node, origin }: &Entry, key: String) {
+        match node {
+            Node::Table(inner) => self.add(inner, &format!("{key}.")),
+            Node::List(entries) if entries.iter().any(|entry| matches!(entry.node, Node::Table(_))) => {
+                for (index, entry) in entries.iter().enumerate() {
+                    self.add_entry(entry, format!("{key}[{index}]"));
+                }
             }
+            _ => self.add_origin(origin, key),
+        }
+    }
+
+    fn add_origin(&mut self, Origin { location, .. }: &Origin, key: String) {
+        if !matches!(location, SourceLocation::Stage(_)) {
+            // A line break in a name would end the comment.
+            self.0.insert(key, location.place().replace(char::is_control, "?"));
         }
     }
 
@@ -68,11 +84,19 @@ impl Origins {
     /// Adds where the values of a table with a known origin end in its text.
     fn find_ends<'a>(&'a self, table: &DeTable<'_>, prefix: &str, ends: &mut BTreeMap<usize, &'a str>) {
         for (key, value) in table {
-            let key = format!("{prefix}{}", key.get_ref());
-            match value.get_ref() {
-                DeValue::Table(inner) => self.find_ends(inner, &format!("{key}."), ends),
-                _ => ends.extend(self.0.get(&key).map(|origin| (value.span().end, origin.as_str()))),
+            self.find_end(value, &format!("{prefix}{}", key.get_ref()), ends);
+        }
+    }
+
+    fn find_end<'a>(&'a self, value: &Spanned<DeValue<'_>>, key: &str, ends: &mut BTreeMap<usize, &'a str>) {
+        match value.get_ref() {
+            DeValue::Table(inner) => self.find_ends(inner, &format!("{key}."), ends),
+            DeValue::Array(values) if values.iter().any(|value| value.get_ref().is_table()) => {
+                for (index, value) in values.iter().enumerate() {
+                    self.find_end(value, &format!("{key}[{index}]"), ends);
+                }
             }
+            _ => ends.extend(self.0.get(key).map(|origin| (value.span().end, origin.as_str()))),
         }
     }
 }
@@ -103,6 +127,26 @@ mod tests {
             toml::from_str::<toml::Table>(&saved).unwrap(),
             toml::from_str::<toml::Table>(text).unwrap()
         );
+    }
+
+    #[test]
+    fn the_values_of_a_list_of_tables_tell_where_and_defaults_of_a_stage_do_not() {
+        let text = "[[reward]]\nkind = \"math\"\n\n[[reward]]\nkind = \"regex\"\ntags = [\"a\"]\nweight = 2.0\n\n[train]\nlr = 0.5\n";
+        let stage = tree::parse_included("[train]\nlr = 0.5\n", &SourceLocation::Stage("grpo")).unwrap();
+        let tree = tree::merge(stage, tree::parse(text, Path::new("run.toml")).unwrap());
+        let mut without = tree.clone();
+        without.remove("train");
+        let expected = text
+            .replace("\"math\"", "\"math\"  # run.toml:2")
+            .replace("\"regex\"", "\"regex\"  # run.toml:5")
+            .replace("[\"a\"]", "[\"a\"]  # run.toml:6")
+            .replace("2.0", "2.0  # run.toml:7");
+        let saved = Origins::of(&without).annotate(text).unwrap();
+        assert_eq!(saved, format!("{TITLE}{expected}"));
+        let saved = Origins::of(&tree).annotate(text).unwrap();
+        assert!(saved.ends_with("lr = 0.5  # run.toml:10\n"), "{saved}");
+        let stage = tree::parse_included("[train]\nlr = 0.5\n", &SourceLocation::Stage("grpo")).unwrap();
+        assert!(Origins::of(&stage).annotate(text).unwrap().ends_with("lr = 0.5\n"));
     }
 
     #[test]

@@ -40,7 +40,17 @@ pub(super) fn expand_home(mut tree: Tree) -> Result<Tree, ConfigError> {
 }
 
 fn expand_keys(tree: &mut Tree) -> Result<(), ConfigError> {
-    PATH_KEYS.into_iter().try_for_each(|key| find_mut(tree, key).map_or(Ok(()), expand))
+    PATH_KEYS.into_iter().try_for_each(|key| find_mut(tree, key).map_or(Ok(()), expand))?;
+    expand_rewards(tree)
+}
+
+/// Expands the models of `[[reward]]` entries.
+fn expand_rewards(tree: &mut Tree) -> Result<(), ConfigError> {
+    let Some(Entry { node: Node::List(entries), .. }) = tree.get_mut("reward") else { return Ok(()) };
+    entries.iter_mut().try_for_each(|entry| match &mut entry.node {
+        Node::Table(table) => table.get_mut("model").map_or(Ok(()), expand),
+        _ => Ok(()),
+    })
 }
 
 /// Expands a text, or every text of a list. Other values are refused when the sections are read.

@@ -56,14 +56,33 @@ impl ReadError {
         self
     }
 
+    /// The error of a table. A reader that knows the keys of a table only after it has read all of them names
+    /// an unknown one without its place.
+    fn of_table(self, tree: &Tree) -> Self {
+        let unknown = match (&self.problem, &self.origin) {
+            (Problem::UnknownKey { key, .. }, None) => tree.get(key),
+            _ => None,
+        };
+        match unknown {
+            Some(entry) => self.at(&entry.origin),
+            None => self,
+        }
+    }
+
     fn into_config(self) -> ConfigError {
         let (place, key) =
             self.origin.map_or((None, String::new()), |origin| (Some(origin.location), origin.key));
 
         match self.problem {
             Problem::UnknownKey { key: last, known } => {
-                let section = key.strip_suffix(&last).unwrap_or_default();
+                // The origin is that of the key itself, or that of its table if the key could not be found.
+                let section = match key.strip_suffix(&last) {
+                    Some(section) if section.is_empty() || section.ends_with('.') => section.to_owned(),
+                    _ if key.is_empty() => String::new(),
+                    _ => format!("{key}."),
+                };
                 let nearest = nearest(&last, known).map(|nearest| format!("{section}{nearest}"));
+                let key = format!("{section}{last}");
                 ConfigError::UnknownKey { place, nearest, key, known: known.join(", ") }
             }
             Problem::UnknownValue { value, known } => {
@@ -172,7 +191,9 @@ impl<'de> de::Deserializer<'de> for TableReader<'_> {
     type Error = ReadError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        visitor.visit_map(Pairs { rest: self.0.iter(), current: None })
+        visitor
+            .visit_map(Pairs { rest: self.0.iter(), current: None })
+            .map_err(|error: ReadError| error.of_table(self.0))
     }
 
     serde::forward_to_deserialize_any! {
@@ -212,10 +233,16 @@ impl<'de> de::Deserializer<'de> for EntryReader<'_> {
         match &self.0.node {
             Node::Table(tree) => TableReader(tree).deserialize_any(visitor),
             Node::List(entries) => {
-                let mut list = de::value::SeqDeserializer::new(entries.iter().map(EntryReader));
-                let value = visitor.visit_seq(&mut list)?;
-                list.end()?;
-                Ok(value)
+                let mut rest = entries.iter();
+                let value = visitor.visit_seq(Elements { rest: &mut rest })?;
+                match rest.len() {
+                    0 => Ok(value),
+                    left => {
+                        let [found, wanted] =
+                            [entries.len(), entries.len() - left].map(|length| format!("a list of {length}"));
+                        Err(Problem::Type { found, wanted }.into())
+                    }
+                }
             }
             Node::Leaf(Value::String(text)) => visitor.visit_str(text),
             Node::Leaf(Value::Integer(number)) => visitor.visit_i64(*number),
@@ -260,14 +287,55 @@ impl<'de> de::Deserializer<'de> for EntryReader<'_> {
     }
 }
 
-impl IntoDeserializer<'_, ReadError> for EntryReader<'_> {
-    type Deserializer = Self;
+/// The elements of a list. An error in a table is at the place of the table, if at none within it.
+struct Elements<'r, 'a> {
+    rest: &'r mut std::slice::Iter<'a, Entry>,
+}
 
-    fn into_deserializer(self) -> Self {
-        self
+impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
+    type Error = ReadError;
+
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, ReadError> {
+        let Some(entry) = self.rest.next() else { return Ok(None) };
+        seed.deserialize(EntryReader(entry)).map(Some).map_err(|error| error.at(&entry.origin))
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.rest.len())
     }
 }
 
 fn not_a_name(found: &str, variants: &[&str]) -> ReadError {
     Problem::Type { found: found.to_owned(), wanted: format!("one of {}", variants.join(", ")) }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::location::SourceLocation;
+
+    /// The message about the unknown key `patern`, reported with the origin of `at`.
+    fn unknown(at: Option<&str>) -> String {
+        let location = SourceLocation::File("run.toml".into(), 4);
+        let origin = at.map(|key| Origin { location, key: key.to_owned() });
+        let problem = Problem::UnknownKey { key: "patern".to_owned(), known: &["kind", "pattern"] };
+        ReadError { problem, origin }.into_config().to_string()
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_whole_whether_its_own_place_is_known_or_that_of_its_table() {
+        let told = "run.toml:4: unknown key `reward[1].patern`, did you mean `reward[1].pattern`? ";
+        for at in ["reward[1].patern", "reward[1]"] {
+            let message = unknown(Some(at));
+            assert!(message.starts_with(told), "{message}");
+        }
+        // A table whose name ends like the key.
+        let message = unknown(Some("mypatern"));
+        assert!(
+            message
+                .starts_with("run.toml:4: unknown key `mypatern.patern`, did you mean `mypatern.pattern`? ")
+        );
+        let message = unknown(None);
+        assert!(message.starts_with("unknown key `patern`, did you mean `pattern`? "), "{message}");
+    }
 }

@@ -4,15 +4,18 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use gemini::{GeminiConfig, TrainConfig};
+use rewards::environment::EnvironmentSection;
+use rewards::{RewardEntry, RewardKind};
 use rlhf::config::{
-    CpoConfig, DistillConfig, DpoConfig, KtoConfig, OldLogprobs, OrpoConfig, PpoConfig, RewardConfig,
-    SimpoConfig,
+    CpoConfig, DistillConfig, DpoConfig, KtoConfig, OldLogprobs, OrpoConfig, PpoConfig, RejectConfig,
+    RmConfig, SimpoConfig,
 };
 use rlhf::loss::preference::PreferenceLoss;
 use serde::{Deserialize, Serialize};
 
 use super::error::ConfigError;
 use super::origins::Origins;
+use super::read;
 use super::section::{
     BaseSection, CheckpointSection, DataSection, Dtype, EvalSection, LogSection, ModelSection,
     ParallelSection, ReferenceSection, SequenceMode, TensorMode, TokenizerSection,
@@ -50,9 +53,18 @@ pub(crate) struct RunConfig {
     /// When held-out rows are evaluated.
     pub(crate) eval: EvalSection,
     /// Settings specific to reward-model training.
-    pub(crate) reward: RewardConfig,
-    /// Settings specific to PPO.
+    pub(crate) rm: RmConfig,
+    /// Settings of the stages that learn from rollouts.
     pub(crate) ppo: PpoConfig,
+    /// Rewards, whose weighted sum is the reward of a reply, together with that of `ppo.reward_model`. If
+    /// absent, that one alone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) reward: Vec<RewardEntry>,
+    /// What answers the policy between its turns. If absent, an episode is one reply.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) environment: Option<EnvironmentSection>,
+    /// Settings specific to rejection sampling.
+    pub(crate) reject: RejectConfig,
     /// The model that offline algorithms compare the policy with.
     pub(crate) reference: ReferenceSection,
     /// Settings specific to DPO and its family.
@@ -77,20 +89,23 @@ pub(crate) struct RunConfig {
 
 /// The sections of algorithms, which stages read them, and what refuses their values. A stage names the
 /// sections that it reads.
-pub(crate) const ALGORITHM_SECTIONS: [(&str, &str, SectionCheck); 9] = [
-    ("reward", "[reward] is read by rm", |_| Ok(())),
-    ("ppo", "[ppo] is read by ppo", |config| config.ppo.check()),
+pub(crate) const ALGORITHM_SECTIONS: [(&str, &str, SectionCheck); 12] = [
+    ("rm", "[rm] is read by rm", |_| Ok(())),
+    ("ppo", "[ppo] is read by ppo, grpo, rloo and reinforce", |config| Ok(config.ppo.check()?)),
+    ("reward", "[[reward]] is read by ppo, grpo, rloo and reinforce", RunConfig::check_rewards),
+    ("environment", "[environment] is read by ppo, grpo, rloo and reinforce", RunConfig::check_environment),
+    ("reject", "[reject] is read by reject", |config| Ok(config.reject.check()?)),
     ("reference", "[reference] is read by dpo and kto", |_| Ok(())),
-    ("dpo", "[dpo] is read by dpo", |config| config.dpo.check()),
-    ("kto", "[kto] is read by kto", |config| config.kto.check()),
-    ("orpo", "[orpo] is read by orpo", |config| config.orpo.check()),
-    ("simpo", "[simpo] is read by simpo", |config| config.simpo.check()),
-    ("cpo", "[cpo] is read by cpo", |config| config.cpo.check()),
-    ("distill", "[distill] is read by distill", |config| config.distill.check()),
+    ("dpo", "[dpo] is read by dpo", |config| Ok(config.dpo.check()?)),
+    ("kto", "[kto] is read by kto", |config| Ok(config.kto.check()?)),
+    ("orpo", "[orpo] is read by orpo", |config| Ok(config.orpo.check()?)),
+    ("simpo", "[simpo] is read by simpo", |config| Ok(config.simpo.check()?)),
+    ("cpo", "[cpo] is read by cpo", |config| Ok(config.cpo.check()?)),
+    ("distill", "[distill] is read by distill", |config| Ok(config.distill.check()?)),
 ];
 
 /// Refuses the values of a section.
-pub(crate) type SectionCheck = fn(&RunConfig) -> Result<(), rlhf::Error>;
+pub(crate) type SectionCheck = fn(&RunConfig) -> Result<(), ConfigError>;
 
 /// A model that is trained from random weights.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -121,6 +136,12 @@ impl StageSchema {
 }
 
 impl RunConfig {
+    /// The defaults of `stage`.
+    pub(crate) fn default_of(stage: &StageSchema) -> Self {
+        let defaults = stage.own_defaults().and_then(|tree| read::read(&tree));
+        defaults.expect("a test reads the defaults of every stage")
+    }
+
     /// Refuses invalid or contradictory settings and missing required ones.
     pub(crate) fn check(&self, stage: &StageSchema) -> Result<(), ConfigError> {
         self.check_bounds(stage)?;
@@ -132,8 +153,8 @@ impl RunConfig {
             let (key, what) = ("data.train", "rows to learn from");
             return Err(ConfigError::Needed { key, stage: stage.name, what });
         }
-        if stage.reads("ppo") {
-            self.reward_models(stage)?;
+        if stage.reads("reward") {
+            self.need_rewards(stage)?;
         }
 
         // Settings that contradict each other.
@@ -182,13 +203,46 @@ impl RunConfig {
         self.model.path.as_deref().ok_or(ConfigError::Needed { key, stage: stage.name, what })
     }
 
-    /// Returns the reward models of PPO.
-    pub(crate) fn reward_models(&self, stage: &StageSchema) -> Result<&[String], ConfigError> {
-        let (key, what) = ("ppo.reward_model", "the folder of a reward model");
-        match self.ppo.reward_model.0.as_slice() {
-            [] => Err(ConfigError::Needed { key, stage: stage.name, what }),
-            names => Ok(names),
+    /// Refuses a stage in which no reply has a reward, and one whose critic has nothing to start as.
+    fn need_rewards(&self, stage: &StageSchema) -> Result<(), ConfigError> {
+        let is_given = !self.ppo.reward_model.0.is_empty() || self.environment.is_some();
+        if !is_given && self.reward.iter().all(|entry| entry.weight == 0.0) {
+            return Err(ConfigError::NoReward { stage: stage.name });
         }
+
+        let is_model = |entry: &RewardEntry| matches!(entry.kind, RewardKind::Model(_));
+        let has_model = !self.ppo.reward_model.0.is_empty() || self.reward.iter().any(is_model);
+        if self.ppo.advantage_estimator.has_critic() && !has_model && self.ppo.critic_model.is_none() {
+            let what = "a model that the critic starts as, because there is no reward model, or an advantage_estimator \
+                        without a critic";
+            return Err(ConfigError::Needed { key: "ppo.critic_model", stage: stage.name, what });
+        }
+        Ok(())
+    }
+
+    /// Refuses entries of `[[reward]]` that cannot work.
+    pub(super) fn check_rewards(&self) -> Result<(), ConfigError> {
+        match rewards::check(&self.reward) {
+            // Then all of them are measured only.
+            Err(rewards::Error::NoWeight)
+                if !self.ppo.reward_model.0.is_empty() || self.environment.is_some() => {}
+            checked => checked.map_err(of_rewards)?,
+        }
+        let taken = |name: &String| self.reward.iter().position(|entry| entry.name == *name);
+        let own = reward_model_names(self.ppo.reward_model.0.len());
+        let same = own.into_iter().find_map(|name| taken(&name).map(|index| (index, name)));
+        same.map_or(Ok(()), |(index, name)| {
+            let message = format!(
+                "{name:?} is what metrics call a model of [ppo] reward_model: give this entry another name, or list \
+                 the model as an entry"
+            );
+            Err(ConfigError::Value { place: None, key: format!("reward[{index}].name"), message })
+        })
+    }
+
+    /// Refuses settings of `[environment]` that cannot work.
+    fn check_environment(&self) -> Result<(), ConfigError> {
+        self.environment.as_ref().map_or(Ok(()), |section| section.check().map_err(of_rewards))
     }
 
     /// Refuses invalid values. Does not require paths, because `pipeline` fills them in later.
@@ -278,6 +332,22 @@ fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<
         }
         _ => Ok(()),
     }
+}
+
+/// The names of the rewards of the models of `[ppo] reward_model`, of which there are `count`.
+fn reward_model_names(count: usize) -> Vec<String> {
+    let name = |number: usize| if number == 1 { "reward".to_owned() } else { format!("reward_{number}") };
+    (1..=count).map(name).collect()
+}
+
+/// What is wrong with a reward or an environment, with its key.
+fn of_rewards(error: rewards::Error) -> ConfigError {
+    let (key, message) = match error {
+        rewards::Error::Setting { place, problem, fix } => (place, format!("{problem}; {fix}")),
+        rewards::Error::SameName { second, .. } => (format!("reward[{second}].name"), error.to_string()),
+        error => ("reward".to_owned(), error.to_string()),
+    };
+    ConfigError::Value { place: None, key, message }
 }
 
 pub(super) fn required_out(out: PathBuf, stage: &'static str) -> Result<PathBuf, ConfigError> {

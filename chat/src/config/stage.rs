@@ -1,31 +1,15 @@
 //! What the configuration knows of a training stage. The stages themselves are in [`crate::stage`]. Which keys
 //! a stage reads follows from the sections that there are ([`super::run_config`], `StageSchema::reads`).
 
+use super::error::ConfigError;
+use super::location::SourceLocation;
+use super::tree::{self, Tree};
+
 /// A key or section without effect, and the reason.
 pub(crate) type IgnoredKey = (&'static str, &'static str);
 
-/// Keys of `[ppo]` without effect if advantages come from the other replies to the same prompt.
-pub(super) const CRITIC_KEYS: [IgnoredKey; 12] = {
-    const NO_CRITIC: &str = "only [ppo] advantage_estimator = \"gae\" has a critic";
-    const ONE_ADVANTAGE: &str = "only [ppo] advantage_estimator = \"gae\" has an advantage for each token";
-    [
-        ("ppo.critic_model", NO_CRITIC),
-        ("ppo.critic_lr", NO_CRITIC),
-        ("ppo.critic_warmup", NO_CRITIC),
-        ("ppo.vf_coef", NO_CRITIC),
-        ("ppo.clip_range_value", NO_CRITIC),
-        ("ppo.gamma", ONE_ADVANTAGE),
-        ("ppo.gae_lambda", ONE_ADVANTAGE),
-        ("ppo.whiten_advantages", ONE_ADVANTAGE),
-        ("ppo.whiten_rewards", ONE_ADVANTAGE),
-        ("ppo.whiten_variance", ONE_ADVANTAGE),
-        ("ppo.whiten_epsilon", ONE_ADVANTAGE),
-        ("ppo.score_slot", ONE_ADVANTAGE),
-    ]
-};
-
 /// `[data] ptx`, which few stages read.
-pub(crate) const PTX: IgnoredKey = ("data.ptx", "ptx rows are read by ppo");
+pub(crate) const PTX: IgnoredKey = ("data.ptx", "ptx rows are read by ppo, grpo, rloo and reinforce");
 
 /// The name of a stage, and the sections and keys that it reads.
 #[derive(Debug)]
@@ -40,6 +24,16 @@ pub(crate) struct StageSchema {
     pub(crate) sections: &'static [&'static str],
     /// The keys of other sections that have no effect on the stage, each with the reason.
     pub(crate) ignored_keys: &'static [IgnoredKey],
+    /// A run file with the defaults of the stage where they are not those of the sections.
+    pub(crate) defaults: Option<&'static str>,
+}
+
+impl StageSchema {
+    /// The defaults of the stage that are not those of the sections.
+    pub(super) fn own_defaults(&self) -> Result<Tree, ConfigError> {
+        let read = |text| tree::parse_included(text, &SourceLocation::Stage(self.name));
+        self.defaults.map_or_else(|| Ok(Tree::new()), read)
+    }
 }
 
 /// The words for what a stage counts, in the singular.

@@ -6,9 +6,12 @@ use gemini::TrainConfig;
 use gemini::config::Scheduler;
 use models::quantize::Quantization;
 
+use super::location::SourceLocation;
 use super::*;
 use crate::stage::definition::InitStage;
 use crate::stage::{self, ppo, rm, sft};
+
+mod rollouts;
 
 const SFT: &StageSchema = &sft::STAGE.schema;
 const RM: &StageSchema = &rm::STAGE.schema;
@@ -39,6 +42,10 @@ fn load(text: &str, sets: &[&str], stage: &'static StageSchema) -> Result<Loaded
 
 fn message(text: &str, sets: &[&str], stage: &'static StageSchema) -> String {
     load(text, sets, stage).unwrap_err().to_string()
+}
+
+fn schema(name: &str) -> &'static StageSchema {
+    &stage::find(name).unwrap().schema
 }
 
 #[test]
@@ -102,7 +109,7 @@ fn sections_of_other_stages_are_silent_in_a_file_for_all_and_warned_of_in_a_file
     let ppo = "[ppo]\niterations = 5\n";
     assert_eq!(
         load(&with(ppo), &[], SFT).unwrap().warnings,
-        ["run.toml:12: `ppo` has no effect on sft: [ppo] is read by ppo"]
+        ["run.toml:12: `ppo` has no effect on sft: [ppo] is read by ppo, grpo, rloo and reinforce"]
     );
     let life = with(&format!("{ppo}[pipeline]\n"));
     assert_eq!(load(&life, &[], SFT).unwrap().warnings, Vec::<String>::new());
@@ -120,7 +127,7 @@ fn what_is_no_table_of_a_stage_is_refused() {
 
 #[test]
 fn messages() {
-    let cases: [(&str, String); 20] = [
+    let cases: [(&str, String); 26] = [
         ("unknown key", message(&with("learning_rate = 1.0\n"), &[], SFT)),
         ("unknown key, mistyped", message(&with("wieght_decay = 1.0\n"), &[], SFT)),
         ("unknown section", message(&with("[trian]\nlr = 1.0\n"), &[], SFT)),
@@ -141,6 +148,15 @@ fn messages() {
         ("no reward model", message(RUN, &[], PPO)),
         ("set without effect", message(RUN, &["ppo.iterations=5"], SFT)),
         ("stage table without effect", message(&with("[stage.rm.ppo]\niterations = 5\n"), &[], SFT)),
+        ("unknown key of a reward", message(&with("[[reward]]\nkind = 'regex'\npatern = 'a'\n"), &[], PPO)),
+        ("unknown kind of reward", message(&with("[[reward]]\nkind = 'maths'\n"), &[], PPO)),
+        ("reward without a kind", message(&with("[[reward]]\nweight = 2\n"), &[], PPO)),
+        ("text for a weight", message(&with("[[reward]]\nkind = 'math'\nweight = 'much'\n"), &[], PPO)),
+        (
+            "old section of reward models",
+            message(&with("[reward]\ncenter_rewards_coefficient = 1\n"), &[], RM),
+        ),
+        ("nothing for the critic", message(&with("[[reward]]\nkind = 'math'\n"), &[], PPO)),
     ];
     let text =
         cases.iter().map(|(case, message)| format!("{case}\n  {message}\n")).collect::<Vec<_>>().concat();
@@ -184,7 +200,7 @@ fn every_key_without_effect_is_told_once_with_its_line() {
         (SFT, "[eval]\nallow_code_execution = true\n".into(), "eval.allow_code_execution"),
         (SFT, "[eval]\nevery = 2\ntasks = 'a'\nnum_fewshot = 0\napply_chat_template = true\nfewshot_in_one_turn = true\n".into(), "eval.fewshot_in_one_turn"),
         (RM, "[eval]\nlimit = 3\n".into(), "eval.limit"),
-        (RM, "[reward]\n[eval]\ntasks = 'a'\n".into(), "eval.tasks"),
+        (RM, "[rm]\n[eval]\ntasks = 'a'\n".into(), "eval.tasks"),
         (PPO, format!("{ppo}[eval]\nevery = 3\n"), "eval.every"),
         (PPO, format!("{ppo}kl_horizon = 5\n"), "ppo.kl_horizon"),
         (PPO, format!("{ppo}kl_coef = 0\nkl_target = 0.1\n"), "ppo.kl_target"),
@@ -193,9 +209,11 @@ fn every_key_without_effect_is_told_once_with_its_line() {
         (PPO, format!("{ppo}vf_coef = 0\nclip_range_value = 0.1\n"), "ppo.clip_range_value"),
         (PPO, format!("{ppo}critic_lr = 0\nvf_coef = 0.1\n"), "ppo.vf_coef"),
         (PPO, format!("{ppo}advantage_estimator = 'grpo'\nsamples_per_prompt = 2\ngamma = 0.5\n"), "ppo.gamma"),
-        (PPO, format!("{ppo}[reward]\ncenter_rewards_coefficient = 1\n"), "reward"),
+        (PPO, format!("{ppo}[rm]\ncenter_rewards_coefficient = 1\n"), "rm"),
         (SFT, "[ppo]\nepochs = 3\n".into(), "ppo"),
-        (SFT, "[reward]\n".into(), "reward"),
+        (SFT, "[rm]\n".into(), "rm"),
+        (RM, "[[reward]]\nkind = 'math'\n".into(), "reward"),
+        (SFT, "[environment]\nkind = 'calculator'\n".into(), "environment"),
         (SFT, "[stage.sft.tokenizer]\nvocab_size = 9\n".into(), "stage.sft.tokenizer.vocab_size"),
     ];
     for (stage, extra, key) in cases {
@@ -323,13 +341,15 @@ fn a_preset_is_below_the_file_and_above_the_defaults() {
 #[test]
 fn every_preset_is_a_run_file_of_every_stage() {
     for (name, text) in preset::PRESETS {
-        let tree = tree::parse_preset(text, name).unwrap();
+        let tree = tree::parse_included(text, &SourceLocation::Preset(name)).unwrap();
         read_file_sections(&tree, &stage::schemas()).unwrap();
         for stage in stage::schemas() {
             let file =
                 with("steps = 500\n[ppo]\nreward_model = 'rm'\n[distill]\nteacher = 't'\n[pipeline]\n");
             let loaded = load(&file, &[&format!("preset={name}")], stage).unwrap();
-            assert!(loaded.warnings.is_empty(), "{name}, {}: {:?}", stage.name, loaded.warnings);
+            let told: Vec<&String> =
+                loaded.warnings.iter().filter(|warning| !warning.contains("has no values for")).collect();
+            assert!(told.is_empty(), "{name}, {}: {told:?}", stage.name);
             // Every key of the preset for this stage is one that the stage reads.
             let own = tree::find(&tree, &format!("stage.{}", stage.name));
             let Some(Entry { node: Node::Table(own), .. }) = own else { continue };
@@ -342,6 +362,50 @@ fn every_preset_is_a_run_file_of_every_stage() {
             }
         }
     }
+}
+
+#[test]
+fn a_preset_without_values_for_the_stage_is_told() {
+    let all_but_grpo = "base sft distill rm dpo kto orpo simpo cpo ppo rloo reinforce";
+    for (preset, expected) in [
+        ("trl", "reinforce"),
+        ("colossalchat", "distill cpo grpo rloo reinforce"),
+        ("openrlhf", "distill kto orpo simpo cpo"),
+        ("verl", "distill rm dpo kto orpo simpo cpo"),
+        ("deepspeed-chat", "distill dpo kto orpo simpo cpo grpo rloo reinforce"),
+        ("lora", ""),
+        ("qlora", ""),
+        ("lora-without-regret", ""),
+        ("dapo", all_but_grpo),
+        ("dr-grpo", all_but_grpo),
+    ] {
+        let file = with("[ppo]\nreward_model = 'rm'\n[distill]\nteacher = 't'\n[pipeline]\n");
+        let is_told = |stage: &&'static StageSchema| {
+            let warnings = load(&file, &[&format!("preset={preset}")], stage).unwrap().warnings;
+            warnings
+                .iter()
+                .any(|warning| warning.contains(&format!("the preset `{preset}` has no values for")))
+        };
+        let told: Vec<&str> = stage::schemas().into_iter().filter(is_told).map(|stage| stage.name).collect();
+        assert_eq!(told.join(" "), expected, "{preset}");
+    }
+    assert_eq!(
+        load(&format!("preset = 'openrlhf'\n{RUN}"), &[], schema("kto")).unwrap().warnings,
+        [
+            "run.toml:1: the preset `openrlhf` has no values for kto beside [train]; it has values for dpo, grpo, ppo, \
+          reinforce, rloo, rm, sft"
+        ]
+    );
+    // In a pipeline one stage is enough.
+    let text = "preset = ['openrlhf', 'dapo']\nout = 'life'\n";
+    let read = |text: &str| pipeline_from_text(text, Path::new("life.toml"), &[], &stage::schemas()).unwrap();
+    assert_eq!(
+        read(text).warnings,
+        ["life.toml:1: the preset `dapo` has no values for this pipeline; it has values for grpo"]
+    );
+    let grpo =
+        format!("{text}[pipeline]\nstages = ['sft', 'rm', 'grpo']\n[stage.grpo.ppo]\nreward_model = 'r'\n");
+    assert!(read(&grpo).warnings.is_empty(), "{:?}", read(&grpo).warnings);
 }
 
 #[test]

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use toml::Value;
 use toml::de::{DeTable, DeValue};
+use toml::{Spanned, Value};
 
 use super::error::ConfigError;
 use super::location::SourceLocation;
@@ -18,7 +18,7 @@ use super::location::SourceLocation;
 pub(crate) struct Origin {
     /// The file and line, or the `--set` argument.
     pub(crate) location: SourceLocation,
-    /// The key as it was written, such as `stage.sft.train.lr`.
+    /// The key as it was written, such as `stage.sft.train.lr`, or `reward[0].weight` in a list of tables.
     pub(crate) key: String,
 }
 
@@ -56,20 +56,24 @@ pub(crate) fn parse(text: &str, path: &Path) -> Result<Tree, ConfigError> {
     Ok(Reader { text, place: &place }.table(table.get_ref(), ""))
 }
 
-/// Parses the text of the preset `name`.
-pub(crate) fn parse_preset(text: &str, name: &'static str) -> Result<Tree, ConfigError> {
-    let place = |_| SourceLocation::Preset(name);
+/// Parses a text that is part of the program: a preset, or the defaults of a stage. All of its keys are at
+/// `location`.
+pub(crate) fn parse_included(text: &str, location: &SourceLocation) -> Result<Tree, ConfigError> {
+    let place = |_| location.clone();
     let table = DeTable::parse(text)
         .map_err(|error| ConfigError::Syntax { place: place(0), message: error.message().to_owned() })?;
     Ok(Reader { text, place: &place }.table(table.get_ref(), ""))
 }
 
 impl ConfigError {
-    /// Adds the place where the key of a refused value was written, if the user wrote it.
+    /// Adds the place where the key of a refused value was written, if the user wrote it. A key that is
+    /// missing in a table of a list is at the place of this table.
     pub(super) fn placed(self, tree: &Tree) -> Self {
         match self {
             Self::Value { place: None, key, message } => {
-                let place = find(tree, &key).map(|entry| entry.origin.location.clone());
+                let in_list = || key.split_once("].").and_then(|(list, _)| find(tree, &format!("{list}]")));
+                let entry = find(tree, &key).or_else(in_list);
+                let place = entry.map(|entry| entry.origin.location.clone());
                 Self::Value { place, key, message }
             }
             other => other,
@@ -119,15 +123,31 @@ pub(crate) fn set(under: Tree, argument: &str) -> Result<Tree, ConfigError> {
     Ok(merge(under, Tree::from([(parts[0].to_owned(), entry)])))
 }
 
-/// Returns the entry of a dotted key.
+/// Returns the entry of a dotted key, in which `reward[0]` is the first element of the list `reward`.
 pub(crate) fn find<'a>(tree: &'a Tree, key: &str) -> Option<&'a Entry> {
     match key.split_once('.') {
-        None => tree.get(key),
-        Some((first, rest)) => match &tree.get(first)?.node {
+        None => part(tree, key),
+        Some((first, rest)) => match &part(tree, first)?.node {
             Node::Table(inner) => find(inner, rest),
             _ => None,
         },
     }
+}
+
+/// The entry of a key without dots.
+fn part<'a>(tree: &'a Tree, key: &str) -> Option<&'a Entry> {
+    let Some((list, index)) = key.strip_suffix(']').and_then(|key| key.split_once('[')) else {
+        return tree.get(key);
+    };
+    match &tree.get(list)?.node {
+        Node::List(entries) => entries.get(index.parse::<usize>().ok()?),
+        _ => None,
+    }
+}
+
+/// The origin of a table in a list. Other elements have that of the list.
+fn element(list: &Origin, index: usize, location: SourceLocation) -> Origin {
+    Origin { location, key: format!("{}[{index}]", list.key) }
 }
 
 fn plain(value: Value, origin: &Origin) -> Entry {
@@ -137,7 +157,13 @@ fn plain(value: Value, origin: &Origin) -> Entry {
         Value::Table(table) => Node::Table(
             table.into_iter().map(|(key, value)| (key.clone(), plain(value, &below(&key)))).collect(),
         ),
-        Value::Array(values) => Node::List(values.into_iter().map(|value| plain(value, origin)).collect()),
+        Value::Array(values) => {
+            let entry = |(index, value): (usize, Value)| match value {
+                table @ Value::Table(_) => plain(table, &element(origin, index, origin.location.clone())),
+                value => plain(value, origin),
+            };
+            Node::List(values.into_iter().enumerate().map(entry).collect())
+        }
         leaf => Node::Leaf(leaf),
     };
     Entry { node, origin: origin.clone() }
@@ -166,7 +192,17 @@ impl Reader<'_> {
         let node = match value {
             DeValue::Table(table) => Node::Table(self.table(table, &origin.key)),
             DeValue::Array(values) => {
-                Node::List(values.iter().map(|value| self.entry(value.get_ref(), origin.clone())).collect())
+                let entry = |(index, value): (usize, &Spanned<DeValue<'_>>)| {
+                    let origin = match value.get_ref() {
+                        DeValue::Table(_) => {
+                            let line = line_at(self.text, value.span().start);
+                            element(&origin, index, (self.place)(line))
+                        }
+                        _ => origin.clone(),
+                    };
+                    self.entry(value.get_ref(), origin)
+                };
+                Node::List(values.iter().enumerate().map(entry).collect())
             }
             DeValue::String(text) => Node::Leaf(Value::String(text.to_string())),
             DeValue::Boolean(flag) => Node::Leaf(Value::Boolean(*flag)),
@@ -220,6 +256,42 @@ mod tests {
         let Node::List(betas) = &find(&merged, "train.betas").unwrap().node else { panic!("not a list") };
         assert_eq!(betas.len(), 1);
         assert_eq!(betas[0].origin.location, SourceLocation::File("run.toml".into(), 2));
+    }
+
+    #[test]
+    fn the_tables_of_a_list_have_lines_and_numbers_of_their_own() {
+        let tree =
+            tree("[[reward]]\nkind = 'a'\n\n[[reward]]\nkind = 'b'\nlist = [\n{ x = 1 },\n{ x = 2 }]\n");
+        assert_eq!(
+            leaf(&tree, "reward[1].kind"),
+            (&Value::String("b".into()), "run.toml:5 reward[1].kind".into())
+        );
+        let second = find(&tree, "reward[1]").unwrap();
+        assert_eq!(second.origin.location, SourceLocation::File("run.toml".into(), 4));
+        assert_eq!(
+            leaf(&tree, "reward[1].list[1].x"),
+            (&Value::Integer(2), "run.toml:8 reward[1].list[1].x".into())
+        );
+        for key in ["reward[2]", "reward[-1].kind", "reward[0", "reward]", "reward.kind", "reward[0].kind[0]"]
+        {
+            assert!(find(&tree, key).is_none(), "{key}");
+        }
+        let tree = set(tree, "reward=[{ kind = 'c' }]").unwrap();
+        let place = "--set reward=[{ kind = 'c' }] reward[0].kind";
+        assert_eq!(leaf(&tree, "reward[0].kind"), (&Value::String("c".into()), place.into()));
+    }
+
+    #[test]
+    fn a_refused_value_in_a_list_is_at_its_key_or_at_its_table() {
+        let tree = tree("[[reward]]\nkind = 'a'\n[[reward]]\nkind = 'b'\nclip = 0\n");
+        let told = |key: &str| {
+            let error = ConfigError::Value { place: None, key: key.to_owned(), message: "no".to_owned() };
+            error.placed(&tree).to_string()
+        };
+        assert_eq!(told("reward[1].clip"), "run.toml:5: `reward[1].clip`: no");
+        assert_eq!(told("reward[1].pattern"), "run.toml:3: `reward[1].pattern`: no");
+        assert_eq!(told("reward[1].tags[2]"), "run.toml:3: `reward[1].tags[2]`: no");
+        assert_eq!(told("reward[2].clip"), "`reward[2].clip`: no");
     }
 
     #[test]

@@ -138,7 +138,8 @@ pub(crate) fn unpaired(rows: &[FeedbackRow]) -> TrainingRows<Unpaired> {
         match mark.is_good() {
             Some(label) => {
                 let completion = vec![Message::assistant(mark.answer())];
-                found.push(Unpaired { prompt: mark.row.prompt.clone(), completion, label });
+                let prompt = mark.row.prompt.clone();
+                found.push(Unpaired { prompt, completion, tools: None, label });
             }
             None => count(&mut left_out, Reason::NeitherGoodNorBad, 1),
         }
@@ -268,6 +269,7 @@ fn last_verdicts(verdicts: &[Verdict<'_>], mut left_out: LeftOut) -> TrainingRow
                 prompt: verdict.row.prompt.clone(),
                 chosen: vec![Message::assistant(verdict.chosen)],
                 rejected: vec![Message::assistant(verdict.rejected)],
+                tools: None,
                 margin: verdict.margin,
             });
         } else if decisive.chosen == verdict.chosen && !decisive.row.tie {

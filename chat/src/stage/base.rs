@@ -30,6 +30,7 @@ pub(crate) static STAGE: Stage = Stage {
             ("model.quantize", "a new model is trained whole"),
             PTX,
         ],
+        defaults: None,
     },
     command: None,
     init: None,

@@ -71,7 +71,7 @@ pub(super) fn start_folder(config: &RunConfig, ctx: &StageContext<'_>) -> anyhow
 }
 
 /// Loads the tokenizer of a stage: the one that `[tokenizer] path` names, or the tokenizer of the model.
-pub(super) fn tokenizer(config: &RunConfig, model: &ModelFolder) -> anyhow::Result<Tokenizer> {
+pub(crate) fn tokenizer(config: &RunConfig, model: &ModelFolder) -> anyhow::Result<Tokenizer> {
     Ok(load_tokenizer(&tokenizer_folder(config, model)?, config.tokenizer.template.as_deref())?)
 }
 

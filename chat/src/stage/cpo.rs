@@ -14,6 +14,7 @@ pub(super) static STAGE: Stage = Stage {
         has_rollouts: false,
         sections: &["cpo"],
         ignored_keys: offline::IGNORED_KEYS,
+        defaults: None,
     },
     command: Some(CommandHelp {
         about: "Learn from pairs and imitate the better answer, without a reference (CPO)",

@@ -27,6 +27,7 @@ pub(super) static STAGE: Stage = Stage {
         has_rollouts: false,
         sections: &["distill"],
         ignored_keys: &[PTX],
+        defaults: None,
     },
     command: Some(CommandHelp {
         about: "Teach a small model the distributions of a larger one (distillation)",

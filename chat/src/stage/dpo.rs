@@ -14,6 +14,7 @@ pub(super) static STAGE: Stage = Stage {
         has_rollouts: false,
         sections: &["dpo", "reference"],
         ignored_keys: offline::IGNORED_KEYS,
+        defaults: None,
     },
     command: Some(CommandHelp {
         about: "Learn from pairs of a better and a worse answer, without a reward model (DPO)",

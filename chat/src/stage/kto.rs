@@ -16,6 +16,7 @@ pub(super) static STAGE: Stage = Stage {
         has_rollouts: false,
         sections: &["kto", "reference"],
         ignored_keys: offline::IGNORED_KEYS,
+        defaults: None,
     },
     command: Some(CommandHelp {
         about: "Learn from single answers, each marked as good or bad (KTO)",

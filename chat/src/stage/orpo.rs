@@ -15,6 +15,7 @@ pub(super) static STAGE: Stage = Stage {
         has_rollouts: false,
         sections: &["orpo"],
         ignored_keys: offline::IGNORED_KEYS,
+        defaults: None,
     },
     command: Some(CommandHelp {
         about: "Learn to answer and to prefer at the same time, without a reference (ORPO)",

@@ -31,12 +31,13 @@ pub(crate) static STAGE: Stage = Stage {
         name: "rm",
         units: Units::ROWS,
         has_rollouts: false,
-        sections: &["reward"],
+        sections: &["rm"],
         ignored_keys: &[
             PTX,
             ("data.packing", "pairs are not packed"),
             ("eval.tasks", "a reward model answers no tasks"),
         ],
+        defaults: None,
     },
     command: Some(CommandHelp {
         about: "Train a reward model on pairs of a better and a worse answer",
@@ -108,7 +109,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let model = load(&folder, adapter.as_ref(), config.seed, &trainable_options(config, ctx)?)?;
     context::warn_about_dropout(ctx.groups, &[("model", model.config())]);
 
-    let objective = Reward::new(&model, &train.rows, &eval.rows, &config.reward)?;
+    let objective = Reward::new(&model, &train.rows, &eval.rows, &config.rm)?;
     let companions = |folder: &Path| Ok(tokenizer.save(folder)?);
     let hooks = Hooks { save_tokenizer: &companions, evaluate_tasks: None };
     run_in_folder(config, plan, &hooks, ctx, |run| {

@@ -40,7 +40,7 @@ pub(super) struct TrainEvalRows<T> {
 }
 
 /// Loads rows that need no evaluation set: the prompts of PPO, and the rows of its language-modelling term.
-pub(super) fn load_all<T: TrainingRow>(
+pub(crate) fn load_all<T: TrainingRow>(
     files: &Names,
     tokenizer: &Tokenizer,
     data: &DataSection,
@@ -101,7 +101,7 @@ pub(super) fn inputs<T: TrainingRow>(
 }
 
 /// Refuses a stage without training rows.
-pub(super) fn refuse_none<T>(rows: &EncodedRows<T>, stage: &StageSchema) -> Result<(), rlhf::Error> {
+pub(crate) fn refuse_none<T>(rows: &EncodedRows<T>, stage: &StageSchema) -> Result<(), rlhf::Error> {
     if !rows.rows.is_empty() {
         return Ok(());
     }

@@ -46,6 +46,7 @@ pub(crate) static STAGE: Stage = Stage {
         has_rollouts: false,
         sections: &[],
         ignored_keys: &[PTX],
+        defaults: None,
     },
     command: Some(CommandHelp {
         about: "Teach a model to answer by example (supervised fine-tuning)",

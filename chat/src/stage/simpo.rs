@@ -14,6 +14,7 @@ pub(super) static STAGE: Stage = Stage {
         has_rollouts: false,
         sections: &["simpo"],
         ignored_keys: offline::IGNORED_KEYS,
+        defaults: None,
     },
     command: Some(CommandHelp {
         about: "Learn from pairs by the mean log-probability of a token, without a reference (SimPO)",

@@ -25,7 +25,7 @@ pub(super) fn write(
         anyhow::bail!("there is no folder {}: make it, or give another name", folder.display());
     }
     match format {
-        "parquet" => table::write_records(&path, &[Demonstration::Messages(messages.to_vec())])?,
+        "parquet" => table::write_records(&path, &[Demonstration::without_tools(messages.to_vec())])?,
         "json" => output::write_new(&path, format!("{:#}\n", json!({ "messages": messages })).as_bytes())?,
         "jsonl" => output::write_new(&path, format!("{}\n", json!({ "messages": messages })).as_bytes())?,
         _ => output::write_new(&path, markdown(title, messages).as_bytes())?,
@@ -67,7 +67,7 @@ mod tests {
         }
         let path = folder.path().join("talk.parquet");
         let read: Vec<Demonstration> = table::read_records(&path, None).unwrap();
-        assert_eq!(read, [Demonstration::Messages(messages.to_vec())]);
+        assert_eq!(read, [Demonstration::without_tools(messages.to_vec())]);
         let text = std::fs::read_to_string(folder.path().join("talk.md")).unwrap();
         assert_eq!(text, "# sums\n\n**user**\n\n2 + 2?\n\n**assistant**\n\n4\n\n");
     }

@@ -191,7 +191,7 @@ impl RowStatistics for Demonstration {
         let Some(tokenizer) = tokenizer else { return Ok(RowStats::default()) };
         let row = tokenizer.encode_demonstration(self)?;
         let special_text = match self {
-            Self::Messages(messages) => contains_special_token(tokenizer, messages),
+            Self::Messages { messages, .. } => contains_special_token(tokenizer, messages),
             Self::PromptCompletion { prompt, .. } => contains_special_token(tokenizer, prompt),
             Self::Text(_) | Self::Tokens { .. } => false,
         };

@@ -36,7 +36,7 @@ fn pairs(rows: &[FeedbackRow]) -> Made<(String, Option<f64>)> {
     assert!(rows.iter().all(|row| row.check().is_ok()));
     let made = preferences(rows, 2);
     let text = |made: &Preference| match made {
-        Preference::Messages { prompt, chosen, rejected, margin } => {
+        Preference::Messages { prompt, chosen, rejected, margin, .. } => {
             assert_eq!(prompt, &rows[0].prompt);
             (format!("{} > {}", chosen[0].content, rejected[0].content), *margin)
         }

@@ -126,7 +126,7 @@ fn an_answer_is_checked_before_the_next_question() {
     let (answers, asked, seen) = typed(&folder, &[], lines);
     assert!(answers.is_ok() && asked == 5, "{seen}");
     for words in [
-        "--stage train: give one of sft, distill, rm, dpo, kto, orpo, simpo, cpo, ppo, all",
+        "--stage train: give one of sft, distill, rm, dpo, kto, orpo, simpo, cpo, ppo, grpo, rloo, reinforce, all",
         "nothing",
         "is a reward model: name a language model",
         "is a language model: name the folder of a reward model",
