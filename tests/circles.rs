@@ -12,7 +12,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// The roots of the crates.
-const ROOTS: [&str; 14] = [
+const ROOTS: [&str; 15] = [
     "parallel/sys/src/lib.rs",
     "parallel/src/lib.rs",
     "gemini/src/lib.rs",
@@ -20,6 +20,7 @@ const ROOTS: [&str; 14] = [
     "inference/src/lib.rs",
     "serve/src/lib.rs",
     "datasets/src/lib.rs",
+    "rewards/src/lib.rs",
     "rlhf/src/lib.rs",
     "eval/src/lib.rs",
     "gguf/src/lib.rs",

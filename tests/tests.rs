@@ -23,6 +23,9 @@ mod preflight;
 // A model from nothing, and the commands that run one.
 mod inference;
 
+// Several replies to a prompt: the best one, and rows of the good ones.
+mod best_of;
+
 // A server with models, for the tests of this process.
 mod chat_server;
 
@@ -55,6 +58,11 @@ mod offline;
 
 // Learning from a teacher.
 mod distill;
+
+// Learning from groups of replies: every algorithm, mesh and budget, resuming, environments.
+mod groups;
+// Rewards that programs and servers of the user give: failures, and what is left of them.
+mod verifiers;
 
 // Training through the binary: a pipeline, resuming, Ctrl-C, and what goes wrong.
 mod training;

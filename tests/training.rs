@@ -343,7 +343,7 @@ fn the_scores_of_several_reward_models_are_added() {
     scratch
         .run(&format!("{line}=[\"life/rm/final\",\"life/sft/final\"]"))
         .fails(3, &["life/sft/final", "not a reward model"]);
-    scratch.run(&format!("{line}=[]")).fails(2, &["`ppo.reward_model` is not set"]);
+    scratch.run(&format!("{line}=[]")).fails(2, &["[[reward]] is not set"]);
 }
 
 #[test]

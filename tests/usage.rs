@@ -36,7 +36,7 @@ fn a_wrong_file_is_refused_with_its_line_before_anything_is_made() {
         .run("sft --config run.toml --set train.epochs=many")
         .fails(2, &["--set train.epochs=many: `train.epochs`"]);
     scratch.run("sft --config run.toml --set train.lr=-1").fails(2, &["[train] lr = -1"]);
-    scratch.run("ppo --config run.toml").fails(2, &["`ppo.reward_model` is not set"]);
+    scratch.run("ppo --config run.toml").fails(2, &["[[reward]] is not set"]);
     scratch.run("sft --config run.toml --set model.path=''").fails(2, &["model.path", "is empty"]);
     scratch.run("sft --config run.toml --set tokenizer.path=''").fails(2, &["tokenizer.path", "is empty"]);
     let batch = "sft --config run.toml --set train.micro_batch_size=9223372036854775807 --set train.gradient_accumulation_steps=4";

@@ -243,7 +243,8 @@ fn a_report_of_runs_is_not_written_over_another() {
     assert_eq!(names(&scratch.path("page")), ["report.html", "report.json", "report.md"]);
     let report = json(&scratch, "page/report.json");
     assert_eq!(report["runs"][1]["stage"], "ppo");
-    assert_eq!(report["runs"][1]["samples"].as_array().unwrap().len(), 2);
+    // Three replies of each of two iterations.
+    assert_eq!(report["runs"][1]["samples"].as_array().unwrap().len(), 6);
     scratch.run("report life/sft --out page").fails(2, &["exists already", "--force"]);
     assert_eq!(json(&scratch, "page/report.json"), report);
     scratch.run("report life/sft --out page --force").succeeds();
