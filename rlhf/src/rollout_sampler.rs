@@ -389,7 +389,12 @@ impl<'a> RolloutSampler<'a> {
     pub fn restore(&mut self, progress: SamplerProgress, folder: &Path) -> Result<(), Error> {
         let SamplerProgress { prompts, moments, has_drawn_ahead, fruitless } = progress;
         self.prompts = Sampler::resume(self.generation.rows.len(), prompts)?;
-        if moments.len() == self.rewards.moments().len() {
+        // Checkpoints of earlier versions have no moments, and no running normalisation either.
+        if !moments.is_empty() && moments.len() != self.rewards.moments().len() {
+            let problem = "its state.json has the moments of other rewards: resume with the [[reward]] entries that wrote it";
+            return Err(Error::RunFolder { path: folder.to_owned(), problem: problem.to_owned() });
+        }
+        if !moments.is_empty() {
             self.rewards.set_moments(moments);
         }
         self.fruitless = fruitless;
