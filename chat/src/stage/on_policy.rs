@@ -1,5 +1,5 @@
-//! What the stages share that learn from rollouts: policy, reference, critic and reward models in each process,
-//! the rows, the plan, and the run. The stages themselves are files with their texts and defaults.
+//! What the stages share that learn from rollouts: policy, reference, critic and reward models in each
+//! process, the rows, the plan, and the run. The stages themselves are files with their texts and defaults.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use text::number::counted;
 use tui::dashboard::{Charts, THROUGHPUT};
 
 use super::context::{self, Hooks, StageContext, run_in_folder, tokenizer, trainable_options};
-use super::definition::PipelineFolder;
+use super::definition::{InitKey, InitSizes, OtherModel, PipelineFolder};
 use super::episodes;
 use super::model_memory::{ParameterCounts, PlannedModel};
 use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
@@ -71,6 +71,31 @@ pub(super) const CHARTS: Charts = &[
     ("gradient norm", &["grad_norm", "critic_grad_norm"]),
     ("throughput, tokens/s", &[THROUGHPUT]),
 ];
+
+/// The model that `init` asks for when a stage has no critic.
+pub(super) const REWARD_MODEL: OtherModel = OtherModel {
+    flag: "--reward-model",
+    question: "The reward model: the folder that `rm` has written",
+    key: "reward_model",
+    comment: "The model that scores answers. Verifiers and programs are [[reward]] entries.",
+    is_reward_model: true,
+};
+
+/// The keys that `init` writes for a stage that compares the replies to a prompt.
+pub(super) fn group_init_keys(sizes: &InitSizes, kl_coef: &str) -> Vec<InitKey> {
+    let (iterations, prompts, samples, replies) =
+        if sizes.is_quick { ("3", "4", "2", "8") } else { ("100", "16", "8", "128") };
+    let comment = "Iterations. In each the model answers prompts and learns from the rewards.";
+    let tie = "What keeps the model near the one it started from. Raise it when the replies degenerate.";
+    vec![
+        InitKey::new(comment, "iterations", iterations),
+        InitKey::new("Prompts of one iteration.", "rollout_batch_size", prompts),
+        InitKey::new("Replies to each prompt, which are compared.", "samples_per_prompt", samples),
+        InitKey::new("Replies of one optimizer step.", "mini_batch_size", replies),
+        InitKey::new("The longest reply in tokens.", "max_new_tokens", &sizes.max_new_tokens.to_string()),
+        InitKey::new(tie, "kl_coef", kl_coef),
+    ]
+}
 
 /// The loaded models. Those that are adapters of the same model share its weights.
 struct ModelSet {

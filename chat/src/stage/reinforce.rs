@@ -1,6 +1,6 @@
 //! The stage `reinforce`: REINFORCE++, without a critic and with one reply to a prompt.
 
-use super::definition::{CommandHelp, InitKey, InitSizes, InitSpec, OtherModel, RowKind, Stage};
+use super::definition::{CommandHelp, InitKey, InitSizes, InitSpec, RowKind, Stage};
 use super::on_policy;
 use crate::config::StageSchema;
 
@@ -26,13 +26,7 @@ Examples:
         rows: RowKind::Prompts,
         after: Some("sft"),
         is_in_all: false,
-        other_model: Some(OtherModel {
-            flag: "--reward-model",
-            question: "The reward model: the folder that `rm` has written",
-            key: "reward_model",
-            comment: "The model that scores answers. Verifiers and programs are [[reward]] entries.",
-            is_reward_model: true,
-        }),
+        other_model: Some(on_policy::REWARD_MODEL),
         lr: ["1e-6", "5e-5"],
         keys: init_keys,
     }),
