@@ -117,8 +117,8 @@ impl Message {
         !self.tool_calls.is_empty()
     }
 
-    /// The content as templates get it: null in a turn that calls tools and says nothing, as in the answers of
-    /// `OpenAI`. Some templates render the calls only then.
+    /// The content as templates get it: null in a turn that calls tools and says nothing, as in the answers
+    /// of `OpenAI`. Some templates render the calls only then.
     pub(crate) fn content_or_null(&self) -> Option<&str> {
         let says_nothing = self.calls_tools() && self.content.is_empty();
         (!says_nothing).then_some(self.content.as_str())

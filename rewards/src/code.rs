@@ -49,7 +49,7 @@ impl ReplyTemplate {
         }
         let template = RowTemplate::new(key, source, FILTERS);
         let template = Self(template.map_err(|error| wrong(format!("cannot be used: {error}")))?);
-        // What no reply has, and what Jinja does not know, had better be found before the first step.
+        // A column that no reply has, or a filter that Jinja does not know, is found before the first step.
         if let Err(datasets::Error::RowTemplate { missing, reason, .. }) = template.render("", Some(""), "") {
             if let Some(column) = missing.first() {
                 return Err(wrong(format!("reads `{column}`, which is no column of a reply")));

@@ -19,7 +19,7 @@ const MOST_INSTRUCTIONS: usize = 64;
 
 /// Checks instructions.
 pub(crate) struct Instructions {
-    /// Those of every row. If absent, each row has its own.
+    /// The instructions of every row. If absent, each row has instructions of its own.
     prompt: Option<Prompt>,
     loose: bool,
     share: bool,

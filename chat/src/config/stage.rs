@@ -1,5 +1,5 @@
-//! What the configuration knows of a training stage. The stages themselves are in [`crate::stage`]. Which keys
-//! a stage reads follows from the sections that there are ([`super::run_config`], `StageSchema::reads`).
+//! What the configuration knows of a training stage. The stages themselves are in [`crate::stage`]. Which
+//! keys a stage reads follows from the sections that there are ([`super::run_config`], `StageSchema::reads`).
 
 use super::error::ConfigError;
 use super::location::SourceLocation;

@@ -1,9 +1,10 @@
 //! The tokens of a turn that calls tools.
 //!
-//! Each template writes calls in a form of its own, often between special tokens, and may leave out the text of
-//! the turn. So neither the content nor the next special token says where the turn ends. It ends with the first
-//! stop token after the name of its last call. If it has none, it ends where the rendering of the conversation
-//! up to and including the turn ends; if that rendering is no head of the conversation, the turn is refused.
+//! Each template writes calls in a form of its own, often between special tokens, and may leave out the text
+//! of the turn. So neither the content nor the next special token says where the turn ends. It ends with the
+//! first stop token after the name of its last call. If it has none, it ends where the rendering of the
+//! conversation up to and including the turn ends; if that rendering is no head of the conversation, the turn
+//! is refused.
 
 use std::ops::Range;
 

@@ -1,3 +1,5 @@
+//! Each kind of reward by its table: the score of a reply, and the entries that are refused.
+
 use std::sync::Arc;
 
 use eval::code_execution::{CodeRunner, Program, RunnerError, Verdict};

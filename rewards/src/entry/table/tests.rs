@@ -1,3 +1,5 @@
+//! Tables of `[[reward]]` there and back, and what a wrong one is told.
+
 use serde_json::json;
 
 use super::*;
