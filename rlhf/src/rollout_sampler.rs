@@ -37,9 +37,10 @@ use crate::rollout::score::Pass;
 use crate::rollout::{Rollout, RolloutModels};
 use crate::score::ScoreShaping;
 
-/// The seeds of the shuffles of an iteration begin here; the rounds of sampling come before it in steps of the
-/// turns of an episode.
+/// The first purpose of the seeds of shuffles, one for each epoch of an iteration.
 const SHUFFLES: u64 = 1;
+/// The first purpose of the seeds of sampling, but for the first turn of the first round, which has purpose 0.
+/// Each round has as many purposes as an episode may have turns.
 const ROUNDS: u64 = 1 << 32;
 /// The most turns of an episode that have seeds of their own.
 pub(crate) const MOST_TURNS: u64 = 1 << 16;
