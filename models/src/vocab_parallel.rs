@@ -49,6 +49,19 @@ impl VocabShard {
         let tokens = self.group.all_gather(&tokens.unsqueeze(0))?;
         Ok(tokens.gather(0, &values.argmax(0, true), false).squeeze_dim(0))
     }
+
+    /// The `count`-th largest number of each row over all ranks, `[n, 1]`. `numbers` `[n, V]` are this
+    /// rank's.
+    pub(crate) fn kth_largest(&self, numbers: &Tensor, count: i64) -> Result<Tensor, parallel::Error> {
+        let (rows, held) = (numbers.size()[0], numbers.size()[1].min(count));
+        let (largest, _) = numbers.topk(held, 1, true, true);
+        // The ranks exchange tensors of one shape, and a rank may hold fewer tokens.
+        let missing =
+            Tensor::full([rows, count - held], f64::NEG_INFINITY, (numbers.kind(), numbers.device()));
+        let candidates = Tensor::cat(&[largest, missing], 1).tr(); // [count, n]
+        let all = self.group.all_gather(&candidates)?; // [ranks * count, n]
+        Ok(all.topk(count, 0, true, true).0.narrow(0, count - 1, 1).tr())
+    }
 }
 
 /// Token ids relative to this rank's shard of the vocabulary.

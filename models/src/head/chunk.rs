@@ -95,6 +95,13 @@ impl<'a> Head<'a> {
         Ok(HeldWeights::fetch(self.residency, Weights::Part(ModelPart::Head), Access::Read)?)
     }
 
+    /// Holds the weights of the head over several calls, if ranks share them and fetch them together: the ranks
+    /// may make different numbers of calls.
+    pub fn hold_if_sharded(&self) -> Result<HeldWeights<'a>, Error> {
+        let is_sharded = self.residency.is_some_and(Residency::is_sharded);
+        if is_sharded { self.hold() } else { Ok(HeldWeights::none()) }
+    }
+
     /// The logits of a few rows over the full vocabulary, for the sampler. They have no autograd graph if the
     /// vocabulary is sharded.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, Error> {
@@ -210,6 +217,15 @@ impl DetachedHead {
         let local_logsumexp = logits.logsumexp([1i64].as_slice(), true);
         let all = group.all_gather(&local_logsumexp.tr())?; // [ranks, n]
         Ok(Some(all.logsumexp([0i64].as_slice(), true).tr()))
+    }
+
+    /// The `count`-th largest number of each row over the full vocabulary, `[n, 1]`, from this rank's numbers
+    /// `[n, V]`.
+    pub(super) fn kth_largest(&self, numbers: &Tensor, count: i64) -> Result<Tensor, Error> {
+        match &self.vocabulary {
+            None => Ok(numbers.topk(count, 1, true, true).0.narrow(1, count - 1, 1)),
+            Some(vocabulary) => Ok(vocabulary.kth_largest(numbers, count)?),
+        }
     }
 
     pub(super) fn mask_targets(&self, target: &Tensor) -> MaskedIds {

@@ -10,7 +10,7 @@ struct Case {
     targets: Tensor,
 }
 
-/// A random test case. With V = `70_000` a chunk has 128 rows, so 300 rows need several chunks.
+/// A random test case. With V = `70_000` a chunk has 128 rows, so more rows need several chunks.
 fn case(rows: i64, vocabulary: i64) -> Case {
     tch::manual_seed(7);
     let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).set_requires_grad(true);
@@ -120,34 +120,78 @@ fn a_loss_of_tokens_equals_that_of_their_logprobs_and_entropies() {
     }
 }
 
+/// The divergence of distributions, from their logarithms in double precision.
+fn dense_divergence(kind: Divergence, p: &Tensor, q: &Tensor) -> Tensor {
+    let kl = |left: &Tensor, right: &Tensor| (left.exp() * (left - right)).sum(Kind::Double);
+    match kind {
+        Divergence::ForwardKl => kl(q, p),
+        Divergence::ReverseKl => kl(p, q),
+        Divergence::Jsd(weight) => {
+            let mixture = (p.exp() * (1.0 - weight) + q.exp() * weight).log();
+            kl(q, &mixture) * weight + kl(p, &mixture) * (1.0 - weight)
+        }
+    }
+}
+
 #[test]
 fn divergences_equal_the_dense_form_with_their_gradients() {
-    for (rows, vocabulary) in [(5, 11), (300, 70_000)] {
+    for (rows, vocabulary, top_k) in [(5, 11, 3), (140, 70_000, 20)] {
         let case = case(rows, vocabulary);
         let head = Head::new(&case.weight, Some(&case.bias));
         let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu));
         let (states, weight) = (random(&[rows, 6]), random(&[vocabulary, 6]));
-        let teacher = Teacher { hidden: &states, head: Head::new(&weight, None) };
-
-        let [hidden, own_weight, bias, states, weight] =
+        let [hidden, own_weight, bias, own_states, own_head] =
             [&case.hidden, &case.weight, &case.bias, &states, &weight].map(|x| x.to_kind(Kind::Double));
-        let q = (states.matmul(&weight.tr()) / 0.7).log_softmax(1, Kind::Double);
-        let kl = |left: &Tensor, right: &Tensor| (left.exp() * (left - right)).sum(Kind::Double);
-        for kind in [Divergence::ForwardKl, Divergence::ReverseKl, Divergence::Jsd(0.3)] {
-            let p = (hidden.linear(&own_weight, Some(&bias)) / 0.7).log_softmax(1, Kind::Double);
-            let dense = match kind {
-                Divergence::ForwardKl => kl(&q, &p),
-                Divergence::ReverseKl => kl(&p, &q),
-                Divergence::Jsd(weight) => {
-                    let mixture = (p.exp() * (1.0 - weight) + q.exp() * weight).log();
-                    kl(&q, &mixture) * weight + kl(&p, &mixture) * (1.0 - weight)
+        let q = (own_states.matmul(&own_head.tr()) / 0.7).log_softmax(1, Kind::Double);
+        let likeliest = q.topk(top_k, 1, true, true).1;
+
+        for top_k in [None, Some(top_k)] {
+            let teacher = Teacher { hidden: &states, head: Head::new(&weight, None), top_k };
+            // With some tokens, the last outcome is all others.
+            let outcomes = |logprobs: &Tensor| {
+                if top_k.is_none() {
+                    return logprobs.shallow_clone();
                 }
+                let named = logprobs.gather(1, &likeliest, false);
+                let rest: Tensor = 1.0 - named.exp().sum_dim_intlist(1, true, Kind::Double);
+                Tensor::cat(&[named, rest.log()], 1)
             };
-            let ours = divergence(&case.hidden, head, teacher, kind, 0.7).unwrap();
-            close(&ours, &dense);
-            for (left, right) in grads(&(ours * 3.0), &case).iter().zip(&grads(&(dense * 3.0), &case)) {
-                close_to(left, right, 1e-4);
+            for kind in [Divergence::ForwardKl, Divergence::ReverseKl, Divergence::Jsd(0.3)] {
+                let p = (hidden.linear(&own_weight, Some(&bias)) / 0.7).log_softmax(1, Kind::Double);
+                let dense = dense_divergence(kind, &outcomes(&p), &outcomes(&q));
+                let ours = divergence(&case.hidden, head, teacher, kind, 0.7).unwrap();
+                close(&ours, &dense);
+                for (left, right) in grads(&(ours * 3.0), &case).iter().zip(&grads(&(dense * 3.0), &case)) {
+                    close(left, right);
+                }
             }
+        }
+    }
+}
+
+#[test]
+fn one_token_against_the_rest_by_hand() {
+    // The teacher has the probabilities 1/2, 1/4, 1/8, 1/8, and the student 1/4 each. With the likeliest
+    // token alone, they are (1/2, 1/2) and (1/4, 3/4).
+    let teacher = Tensor::from_slice2(&[[4f32.ln(), 2f32.ln(), 0.0, 0.0]]);
+    let identity = Tensor::eye(4, (Kind::Float, Device::Cpu));
+    let head = Head::new(&identity, None);
+    for (kind, expected) in [
+        // 1/2 ln 2 + 1/2 ln 2/3; 1/4 ln 1/2 + 3/4 ln 3/2; with the mixture (3/8, 5/8):
+        // (1/2 ln 4/3 + 1/2 ln 4/5) / 2 + (1/4 ln 2/3 + 3/4 ln 6/5) / 2.
+        (Divergence::ForwardKl, 0.143_841),
+        (Divergence::ReverseKl, 0.130_812),
+        (Divergence::Jsd(0.5), 0.033_822),
+    ] {
+        let student = Tensor::zeros([1, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let teacher = Teacher { hidden: &teacher, head, top_k: Some(1) };
+        let value = divergence(&student, head, teacher, kind, 1.0).unwrap();
+        assert!((value.double_value(&[]) - expected).abs() < 1e-6, "{kind:?}: {value:?}");
+        value.backward();
+        if kind == Divergence::ForwardKl {
+            // 1/4 - 1/2 for the token, and 1/4 (1 - (1/2) / (3/4)) for each of the others.
+            let wanted = Tensor::from_slice2(&[[-0.25f32, 1.0 / 12.0, 1.0 / 12.0, 1.0 / 12.0]]);
+            close(&student.grad(), &wanted);
         }
     }
 }
@@ -164,7 +208,8 @@ fn a_probability_that_underflows_leaves_a_divergence_finite() {
         (Divergence::Jsd(0.5), std::f64::consts::LN_2),
     ] {
         let student = student.copy().set_requires_grad(true);
-        let value = divergence(&student, head, Teacher { hidden: &teacher, head }, kind, 1.0).unwrap();
+        let value =
+            divergence(&student, head, Teacher { hidden: &teacher, head, top_k: None }, kind, 1.0).unwrap();
         assert!((value.double_value(&[]) - expected).abs() < 1e-4, "{kind:?}: {value:?}");
         value.backward();
         assert!(student.grad().isfinite().all().int64_value(&[]) == 1, "{kind:?}: {:?}", student.grad());
