@@ -49,6 +49,7 @@ mod token_rewards;
 
 pub use estimator::{AdvantageEstimator, AdvantageScale};
 pub use gae::{Advantages, gae, returns_to_go};
+pub(crate) use group::is_flat;
 pub use group::{GroupRule, reply_advantages, spread, zero_variance_groups};
 pub use replies::Replies;
 pub(crate) use replies::ranges;

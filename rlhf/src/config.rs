@@ -64,7 +64,7 @@ pub struct PpoConfig {
     pub shuffle: Shuffle,
     /// The maximum length of a reply, in tokens.
     pub max_new_tokens: usize,
-    /// Divides the logits, both in sampling and in training.
+    /// Divides the logits in sampling, and in the training of stages with advantages.
     pub temperature: f64,
     /// Where the log-probabilities of the policy at the time of the rollout come from: `trainer`, a pass over
     /// the replies as in training, or `sampler`, which saves that pass and needs fp32.
@@ -305,6 +305,61 @@ impl Default for PpoConfig {
 }
 
 impl PpoConfig {
+    /// The settings of rollouts, for an algorithm without advantages: everything else has its default, and
+    /// there is neither a critic nor a KL penalty.
+    #[must_use]
+    pub fn rollout_settings(&self) -> Self {
+        Self {
+            iterations: self.iterations,
+            rollout_batch_size: self.rollout_batch_size,
+            samples_per_prompt: self.samples_per_prompt,
+            rollout_micro_batch_size: self.rollout_micro_batch_size,
+            epochs: self.epochs,
+            mini_batch_size: self.mini_batch_size,
+            dynamic_sampling: self.dynamic_sampling,
+            max_refills: self.max_refills,
+            staleness: self.staleness,
+            shuffle: self.shuffle,
+            max_new_tokens: self.max_new_tokens,
+            temperature: self.temperature,
+            score_clip: self.score_clip,
+            missing_eos_penalty: self.missing_eos_penalty,
+            overlong_buffer: self.overlong_buffer,
+            overlong_penalty: self.overlong_penalty,
+            reward_model: self.reward_model.clone(),
+            reference_model: self.reference_model.clone(),
+            kl_coef: 0.0,
+            // This estimator needs neither a critic nor several replies to a prompt.
+            advantage_estimator: AdvantageEstimator::ReinforcePlusPlus,
+            ..Self::default()
+        }
+    }
+
+    /// The same settings for an algorithm without rewards: those of rewards have their defaults.
+    #[must_use]
+    pub fn without_rewards(self) -> Self {
+        let Self {
+            dynamic_sampling,
+            max_refills,
+            score_clip,
+            missing_eos_penalty,
+            overlong_buffer,
+            overlong_penalty,
+            reward_model,
+            ..
+        } = Self::default();
+        Self {
+            dynamic_sampling,
+            max_refills,
+            score_clip,
+            missing_eos_penalty,
+            overlong_buffer,
+            overlong_penalty,
+            reward_model,
+            ..self
+        }
+    }
+
     /// Refuses invalid settings.
     pub fn check(&self) -> Result<(), Error> {
         self.check_sizes()?;

@@ -1,13 +1,15 @@
-//! Knowledge distillation: a student learns the distributions of a teacher over the full vocabulary, on given
-//! rows (Hinton et al. 2015, arXiv 1503.02531; Agarwal et al. 2024, arXiv 2306.13649).
+//! Knowledge distillation: a student learns the distributions of a teacher, over the full vocabulary or over the
+//! teacher's likeliest tokens, on given rows (Hinton et al. 2015, arXiv 1503.02531; Agarwal et al. 2024,
+//! arXiv 2306.13649).
 //!
 //! ```text
 //! before the gradients of a step   the teacher's last hidden states of its rows    Objective::run_frozen_models
 //! each micro-batch                 the divergence of both distributions            models::head::divergence
 //! ```
-//! `loss = (sum_t D(p_t, q_t) - nll_coef sum_t log p(y_t)) / (number of labelled tokens in the full step)`, with
-//! `D` at `temperature` and without the factor `temperature^2` of Hinton et al., as in TRL. Rows, labels and
-//! packing are those of supervised fine-tuning ([`crate::sft`]).
+//! `loss = (sum_t D(p_t, q_t) - nll_coef sum_t log p(y_t)) / (number of labelled tokens in the full step)`,
+//! with `D` at `temperature` and without the factor `temperature^2` of Hinton et al., as in TRL. With
+//! `top_k`, `D` is between distributions over the k likeliest tokens of the teacher and all others as one.
+//! Rows, labels and packing are those of supervised fine-tuning ([`crate::sft`]).
 
 use std::path::Path;
 
@@ -17,6 +19,7 @@ use models::causal_lm::CausalLm;
 use models::head::{self, Divergence, Teacher};
 use parallel::ProcessGroups;
 use parallel::pipeline::forward_only;
+use parallel::residency::HeldWeights;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor, no_grad};
 
@@ -56,12 +59,16 @@ pub struct DistillConfig {
     pub temperature: f64,
     /// The weight of the cross-entropy of the labels.
     pub nll_coef: f64,
+    /// The number of likeliest tokens of the teacher that are compared one by one; all others are compared as
+    /// one. If absent, every token of the vocabulary is.
+    /// TRL, `iw_opd`: `loss_top_k` with `loss_add_tail`, for the forward KL.
+    pub top_k: Option<usize>,
 }
 
 impl Default for DistillConfig {
     fn default() -> Self {
         let divergence = DivergenceKind::ForwardKl;
-        Self { teacher: None, divergence, beta: 0.5, temperature: 1.0, nll_coef: 0.0 }
+        Self { teacher: None, divergence, beta: 0.5, temperature: 1.0, nll_coef: 0.0, top_k: None }
     }
 }
 
@@ -70,12 +77,27 @@ impl DistillConfig {
     pub fn check(&self) -> Result<(), Error> {
         positive("distill", "temperature", self.temperature)?;
         not_negative("distill", "nll_coef", self.nll_coef)?;
+        if self.top_k == Some(0) {
+            return refuse("distill", "top_k", &0, "must be at least 1; leave it out to compare all tokens");
+        }
         if self.beta > 0.0 && self.beta < 1.0 {
             return Ok(());
         }
         let wanted =
             "must be above 0 and below 1; the limits are divergence = \"forward_kl\" and \"reverse_kl\"";
         refuse("distill", "beta", &self.beta, wanted)
+    }
+
+    /// Refuses a `top_k` that is all of a vocabulary of `size` tokens.
+    pub fn check_vocabulary(&self, size: i64) -> Result<(), Error> {
+        match self.top_k.filter(|&top_k| top_k as i64 >= size) {
+            Some(top_k) => {
+                let wanted =
+                    format!("must be below the {size} tokens of the vocabulary; leave it out for all");
+                refuse("distill", "top_k", &top_k, &wanted)
+            }
+            None => Ok(()),
+        }
     }
 
     /// The divergence with its weight.
@@ -106,6 +128,7 @@ impl<'a> Distill<'a> {
         if left_size != right_size {
             return Err(Error::Vocabulary { left: "trained", left_size, right: "teacher", right_size });
         }
+        config.check_vocabulary(left_size)?;
         Ok(Self { rows, teacher, config })
     }
 }
@@ -181,6 +204,10 @@ impl<'a> Objective for Distill<'a> {
         Ok(())
     }
 
+    fn hold_frozen_weights(&self) -> Result<HeldWeights<'_>, Error> {
+        Ok(self.teacher.head().hold_if_sharded()?)
+    }
+
     fn loss(&self, tokens: &f64, labels: &Labels, hidden: &Tensor, sums: &mut Sums) -> Result<Tensor, Error> {
         let (student, count) = (self.model().head(), labels.ids.numel());
         let sum = head::divergence(
@@ -215,6 +242,7 @@ impl<'a> Objective for Distill<'a> {
             let mut micro_batches: Vec<(Batch, Labels)> =
                 own.by_ref().take(MICRO_BATCHES_PER_PASS).map(|bins| self.collate(bins)).collect();
             self.run_frozen_models(&mut micro_batches)?;
+            let _weights = self.hold_frozen_weights()?;
             forward_only::<_, _, Error>(
                 self.model(),
                 micro_batches.into_iter(),
@@ -232,7 +260,7 @@ impl Distill<'_> {
     /// What the loss reads of the teacher. It has run before any micro-batch has a loss.
     fn teacher_of<'l>(&'l self, labels: &'l Labels) -> Teacher<'l> {
         let hidden = labels.teacher.as_ref().expect("the teacher ran before the loss");
-        Teacher { hidden, head: self.teacher.head() }
+        Teacher { hidden, head: self.teacher.head(), top_k: self.config.top_k.map(|top_k| top_k as i64) }
     }
 
     /// Adds the loss of held-out labels, and how often the likeliest tokens of both models agree.
@@ -264,5 +292,6 @@ mod tests {
             refusal(DistillConfig { temperature: 0.0, ..DistillConfig::default() }).contains("temperature")
         );
         assert!(refusal(DistillConfig { nll_coef: -1.0, ..DistillConfig::default() }).contains("nll_coef"));
+        assert!(refusal(DistillConfig { top_k: Some(0), ..DistillConfig::default() }).contains("top_k = 0"));
     }
 }

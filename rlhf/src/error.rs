@@ -25,8 +25,8 @@ pub enum Error {
     RankZeroFailed,
     /// No reply of several iterations had a reward.
     #[error(
-        "no reply of the last {iterations} iterations has a reward, so there is nothing to learn from: {reason}; see that \
-         the [[reward]] entries and the [environment] of the run work"
+        "no reply of the last {iterations} iterations can be learned from: {reason}; see that the [environment] works, \
+         and the [[reward]] entries if the stage has them"
     )]
     NoScores {
         /// The iterations in a row.

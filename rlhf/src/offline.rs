@@ -365,6 +365,11 @@ impl<'a, L: OfflineLoss> Objective for Offline<'a, L> {
         hidden: &Tensor,
         sums: &mut Sums,
     ) -> Result<Tensor, Error> {
+        // Experts on several ranks need a micro-batch on each of them, also without rows.
+        if micro_batch.rows.is_empty() {
+            let none = head::logprobs(hidden, self.policy.head(), &micro_batch.targets, 1.0)?.logprobs;
+            return Ok(none.sum(Kind::Double));
+        }
         let completions = self.completions(micro_batch, hidden, sums)?;
         self.loss.loss(&completions, counts, sums)
     }

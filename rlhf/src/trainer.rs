@@ -21,6 +21,7 @@ use std::time::Instant;
 use datasets::{Sampler, SamplerState};
 use gemini::{Engine, TrainConfig, checkpoint};
 use models::batch::Batch;
+use parallel::residency::HeldWeights;
 use parallel::{ProcessGroups, Segmented};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -84,6 +85,12 @@ pub trait Objective {
     /// call this before the gradients of a step, with any number of micro-batches.
     fn run_frozen_models(&self, _micro_batches: &mut [(Batch, Self::Targets)]) -> Result<(), Error> {
         Ok(())
+    }
+
+    /// Holds what [`loss`](Self::loss) reads of models that are not trained, if ranks share it and fetch it
+    /// together. All ranks call this before the losses of a step, of which each rank has any number.
+    fn hold_frozen_weights(&self) -> Result<HeldWeights<'_>, Error> {
+        Ok(HeldWeights::none())
     }
 
     /// Computes the share of a micro-batch in the loss of its step, a scalar with a gradient. `hidden`
@@ -151,7 +158,7 @@ pub fn train<O: Objective>(
         let mut sums = Sums::default();
         let batch = sampler.next_batch(config.batch_size());
         let (loss, tokens) =
-            run_step(objective, &batch, config.micro_batch_size, &mut engine, run, &mut sums)?;
+            run_step(objective, &batch, config.micro_batch_size, &mut engine, &run.groups, &mut sums)?;
         let report = engine.step()?;
         run.memory.end_step();
         let [loss, tokens] = run.groups.loss_group().all_reduce_sum([loss, tokens as f64])?;
@@ -190,19 +197,19 @@ pub fn train<O: Objective>(
 
 /// Runs the examples `batch` of an optimizer step forward and backward. Returns this rank's share of the
 /// loss, and the number of tokens whose last hidden states it has computed.
-fn run_step<O: Objective>(
+pub(crate) fn run_step<O: Objective>(
     objective: &O,
     batch: &[usize],
     micro_batch_size: usize,
     engine: &mut Engine,
-    run: &StageRun<'_>,
+    groups: &ProcessGroups,
     sums: &mut Sums,
 ) -> Result<(f64, i64), Error> {
     let mut examples: Vec<O::Example> = batch.iter().map(|&index| objective.example(index)).collect();
     if objective.runs_before_step() {
         engine.finish_updates()?;
     }
-    let step = objective.begin_step(&mut examples, micro_batch_size, &run.groups)?;
+    let step = objective.begin_step(&mut examples, micro_batch_size, groups)?;
     let micro_batches = collate_micro_batches(objective, &examples, (step, 1.0), micro_batch_size, engine)?;
     accumulate(objective, &micro_batches, engine, sums)
 }
@@ -266,6 +273,7 @@ pub(crate) fn accumulate<O: Objective>(
     let MicroBatches { batches, step, weight } = micro_batches;
     let contexts: Vec<&Batch> = batches.iter().map(|(batch, _)| batch).collect();
     let mut tokens = 0;
+    let _weights = objective.hold_frozen_weights()?;
     let loss = engine.accumulate(objective.model(), &contexts, |index, hidden| {
         let (batch, targets) = &batches[index];
         tokens += batch.num_real_tokens();

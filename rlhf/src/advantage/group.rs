@@ -175,7 +175,7 @@ fn groups(replies: &Replies<'_>) -> BTreeMap<usize, Vec<usize>> {
 }
 
 /// Whether there is nothing to compare: all rewards are equal up to rounding, or there are fewer than two.
-fn is_flat(rewards: &[f64]) -> bool {
+pub(crate) fn is_flat(rewards: &[f64]) -> bool {
     let (mut least, mut most, mut size) = (f64::INFINITY, f64::NEG_INFINITY, 1.0_f64);
     for &reward in rewards {
         (least, most, size) = (least.min(reward), most.max(reward), size.max(reward.abs()));

@@ -117,7 +117,7 @@ pub struct PolicyTokens<'a> {
     pub correction: Option<&'a Tensor>,
     /// `log p` under the reference, if there is a KL divergence in the loss.
     pub reference: Option<&'a Tensor>,
-    /// The entropy of the policy before the token. Required for an entropy bonus, and otherwise only counted.
+    /// The entropy of the policy before the token, for an entropy bonus.
     pub entropy: Option<&'a Tensor>,
     /// What [`PolicyRule::sequence_log_ratios`] returned.
     pub sequence: Option<&'a Tensor>,
@@ -215,7 +215,6 @@ impl PolicyRule {
             ratios.log_ratio.square() * 0.5,
             ratios.ratio,
             kl,
-            tokens.entropy.map_or_else(|| weights.zeros_like(), Tensor::shallow_clone),
         ]);
         Ok(PolicyLoss { loss, statistics })
     }
@@ -257,15 +256,13 @@ pub struct PolicyStatistics {
     pub ratio: f64,
     /// Sum of the KL divergence in the loss, without its coefficient.
     pub kl: f64,
-    /// Sum of the entropies, if they were given.
-    pub entropy: f64,
 }
 
 impl From<&Tensor> for PolicyStatistics {
     fn from(sums: &Tensor) -> Self {
-        let sums: [f64; 8] = check::to_f64_vec(sums).try_into().expect("one sum for each quantity");
-        let [tokens, clipped, clipped_low, clipped_high, approx_kl, ratio, kl, entropy] = sums;
-        Self { tokens, clipped, clipped_low, clipped_high, approx_kl, ratio, kl, entropy }
+        let sums: [f64; 7] = check::to_f64_vec(sums).try_into().expect("one sum for each quantity");
+        let [tokens, clipped, clipped_low, clipped_high, approx_kl, ratio, kl] = sums;
+        Self { tokens, clipped, clipped_low, clipped_high, approx_kl, ratio, kl }
     }
 }
 
@@ -278,7 +275,6 @@ impl AddAssign for PolicyStatistics {
         self.approx_kl += other.approx_kl;
         self.ratio += other.ratio;
         self.kl += other.kl;
-        self.entropy += other.entropy;
     }
 }
 

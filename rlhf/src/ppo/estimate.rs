@@ -7,12 +7,12 @@ use crate::config::{KlPlace, PpoConfig};
 use crate::correction::{self, CorrectionMode};
 use crate::event::Metrics;
 use crate::rollout::data::Rollout;
-use crate::rollout_sampler::{Sampled, with_turn_rewards};
+use crate::rollout_sampler::Sampled;
 use crate::whiten::whiten;
 
 /// What the losses read of a rollout.
 #[derive(Debug)]
-pub(super) struct Estimates {
+pub struct Estimates {
     /// The advantage of each token, `[N]`.
     pub(super) advantages: Vec<f32>,
     /// The return of each slot, `[S]`; empty without a critic.
@@ -148,15 +148,12 @@ fn whitened(mut advantages: Vec<f64>, replies: &Replies<'_>, config: &PpoConfig)
     Ok(advantages)
 }
 
-/// Adds the mean reward of the replies that have one, before and after the KL penalty.
+/// Adds the mean reward of the replies that have one, shaped and after the KL penalty.
 fn push_reward_metrics(sampled: &Sampled, rewards: &TokenRewards, metrics: &mut Metrics) {
-    let raw = with_turn_rewards(&sampled.rewards.totals, &sampled.rollout);
-    let found: Vec<f64> = raw.iter().flatten().copied().collect();
     // A rollout without any reward has no mean.
-    if found.is_empty() {
+    if sampled.rewards.totals.iter().all(Option::is_none) {
         return;
     }
-    metrics.push("objective/scores", found.iter().sum::<f64>() / found.len() as f64);
     let totals = rewards.totals();
     let scored = totals.iter().zip(&sampled.scores).filter(|(_, score)| score.is_some());
     let (sum, count) = scored.fold((0.0, 0.0), |(sum, count), (total, _)| (sum + total, count + 1.0));

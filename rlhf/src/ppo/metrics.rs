@@ -1,14 +1,13 @@
-//! The metrics of a PPO iteration, under the names of TRL. `docs/grpo.md` explains them.
+//! The metrics that PPO adds to those of a rollout, under the names of TRL. `docs/grpo.md` explains them.
 
 use parallel::ProcessGroups;
 
 use crate::Error;
 use crate::event::Metrics;
 use crate::loss::{PolicyStatistics, ValueStatistics};
-use crate::monitor;
+use crate::on_policy;
 use crate::rollout::data::Rollout;
 use crate::rollout::score;
-use crate::rollout_sampler::{Sampled, with_turn_rewards};
 
 /// Sums over the optimizer steps of one iteration.
 #[derive(Default)]
@@ -53,6 +52,8 @@ impl UpdateStats {
             metrics.push("loss/kl_avg", self.policy.kl / tokens);
         }
         metrics.push("policy/clipfrac_avg", self.policy.clipped / tokens);
+        metrics.push("policy/clipfrac_low_avg", self.policy.clipped_low / tokens);
+        metrics.push("policy/clipfrac_high_avg", self.policy.clipped_high / tokens);
         metrics.push("val/ratio", self.policy.ratio / tokens);
         metrics.push("grad_norm", self.grad_norm / steps);
         if has_critic {
@@ -65,38 +66,10 @@ impl UpdateStats {
     }
 }
 
-/// Adds the entropy, the reply length, the share of truncated replies, and the largest difference between the
-/// log-probabilities of the sampler and the trainer.
-pub(super) fn push_rollout_metrics(rollout: &Rollout, metrics: &mut Metrics) {
-    let count = rollout.len() as f64;
-    let tokens = rollout.logprobs.len() as f64;
-    let entropy: f64 = rollout.entropy.iter().map(|&value| f64::from(value)).sum();
-    // The environment has ended an episode that has failed, and no limit has.
-    let ended = rollout.stopped.iter().zip(&rollout.failed).filter(|(stopped, failed)| **stopped || **failed);
+/// Adds the entropy of the policy, and the largest difference between the log-probabilities of the sampler
+/// and the trainer.
+pub(super) fn push_model_metrics(rollout: &Rollout, metrics: &mut Metrics) {
+    on_policy::push_entropy(&rollout.entropy, metrics);
     let mismatch = score::largest_difference(&rollout.logprobs, &rollout.sampler_logprobs);
-
-    metrics.push("objective/entropy", entropy / tokens.max(1.0));
-    metrics.push("response_length/mean", tokens / count);
-    metrics.push("truncated_rate", 1.0 - ended.count() as f64 / count);
     metrics.push("sampling/logp_difference/max", f64::from(mismatch));
-}
-
-/// Adds what shows that replies get worse while their reward grows.
-pub(super) fn push_monitors(sampled: &Sampled, metrics: &mut Metrics) {
-    let rollout = &sampled.rollout;
-    let written = rollout.ids.iter().zip(&rollout.is_written).filter(|(_, is_written)| **is_written);
-    let ids: Vec<i64> = written.map(|(&id, _)| id).collect();
-    let totals = with_turn_rewards(&sampled.rewards.totals, rollout);
-    let truncated: Vec<bool> = rollout.stopped.iter().map(|stopped| !stopped).collect();
-    let replies = monitor::Replies {
-        ids: &ids,
-        lengths: &rollout.lengths,
-        scores: &totals,
-        groups: &rollout.groups,
-        truncated: &truncated,
-    };
-    let turns = monitor::turns(&rollout.turns).filter(|_| rollout.turns.iter().any(|&turns| turns > 1));
-    for (name, number) in monitor::metrics(&replies).into_iter().chain(turns) {
-        metrics.push(name, number);
-    }
 }

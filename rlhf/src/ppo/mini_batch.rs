@@ -19,8 +19,10 @@ pub(super) struct MiniBatch<'a> {
     pub(super) replies: &'a [usize],
 }
 
-/// What the policy loss of a micro-batch reads, `[M]` each.
+/// What the policy loss of a micro-batch reads: `[M]` each, but for the lengths.
 pub(super) struct PolicyInputs {
+    /// The number of tokens of each reply.
+    pub(super) lengths: Vec<usize>,
     pub(super) old: Tensor,
     pub(super) advantages: Tensor,
     pub(super) weights: Tensor,
@@ -34,7 +36,7 @@ impl MiniBatch<'_> {
     }
 
     /// The number of tokens of some replies.
-    pub(super) fn lengths(&self, replies: &[usize]) -> Vec<usize> {
+    fn lengths(&self, replies: &[usize]) -> Vec<usize> {
         replies.iter().map(|&reply| self.rollout.lengths[reply]).collect()
     }
 
@@ -65,9 +67,11 @@ impl MiniBatch<'_> {
         let tokens = |values: &[f32]| upload(&self.layout.of_tokens(values, replies), device);
         let some = |values: &[f32]| (!values.is_empty()).then(|| tokens(values));
         let norm = config.loss_norm.unwrap_or(config.max_new_tokens);
-        let weights = config.loss_agg_mode.token_weights(&self.lengths(replies), norm, counts);
+        let lengths = self.lengths(replies);
+        let weights = config.loss_agg_mode.token_weights(&lengths, norm, counts);
         let weights: Vec<f32> = weights.into_iter().map(|weight| weight as f32).collect();
         PolicyInputs {
+            lengths,
             old: tokens(&rollout.logprobs),
             advantages: tokens(&estimates.advantages),
             weights: upload(&weights, device),

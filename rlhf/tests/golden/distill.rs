@@ -25,7 +25,7 @@ fn ours() -> Values {
     let of_case = |(name, case): (&String, &serde_json::Value)| {
         let config: DistillConfig = serde_json::from_value(case.clone()).unwrap();
         let student = logits(&inputs["student"]).set_requires_grad(true);
-        let teacher = Teacher { hidden: &teacher, head: Head::new(&identity, None) };
+        let teacher = Teacher { hidden: &teacher, head: Head::new(&identity, None), top_k: None };
         let loss = head::divergence(
             &student,
             Head::new(&identity, None),

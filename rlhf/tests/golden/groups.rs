@@ -400,7 +400,6 @@ impl Ours {
         self.put_tensor("policy/combined/entropy_gradient", &batch.entropy.grad());
         let sums = found.statistics;
         self.put("policy/combined/mean_kl", &[sums.kl / sums.tokens]);
-        self.put("policy/combined/mean_entropy", &[sums.entropy / sums.tokens]);
     }
 
     /// Each token is a batch of its own.

@@ -318,7 +318,7 @@ def combined(case):
     loss = out["loss"][0] + settings["kl_coef"] * penalty - settings["entropy_coef"] * bonus
     gradient = [g + settings["kl_coef"] * w * d for g, w, d in zip(out["gradient"], row, differences)]
     return {"loss": [loss], "gradient": gradient, "entropy_gradient": [-settings["entropy_coef"] * w for w in row],
-            "mean_kl": [penalty], "mean_entropy": [bonus]}
+            "mean_kl": [penalty]}
 
 
 # --- KL in the loss ---

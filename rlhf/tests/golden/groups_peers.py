@@ -351,7 +351,7 @@ def put_corrected_and_combined(out, replies, advantages, rows):
     loss = loss + case["combined"]["kl_coef"] * kl - case["combined"]["entropy_coef"] * bonus
     loss.backward()
     for name, numbers in {"loss": loss, "gradient": replies.flat(new.grad), "entropy_gradient": replies.flat(entropy.grad),
-                          "mean_kl": kl, "mean_entropy": bonus}.items():
+                          "mean_kl": kl}.items():
         out.put(f"policy/combined/{name}", {"verl compute_policy_loss_vanilla, kl_penalty, agg_loss": numbers})
 
 

@@ -4,6 +4,7 @@
 
 mod distill;
 mod offline;
+mod online;
 mod rollouts;
 
 use std::cell::RefCell;
@@ -29,7 +30,7 @@ use rlhf::rollout::RolloutModels;
 use rlhf::run::{StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
 use rlhf::sft::Sft;
 use rlhf::trainer::Objective;
-use rlhf::{Error, ppo, reward, sft, trainer};
+use rlhf::{Error, on_policy, ppo, reward, sft, trainer};
 use tch::{Device, Kind, Tensor};
 
 const VOCABULARY: i64 = 24;
@@ -58,12 +59,13 @@ fn language_model(seed: u64) -> CausalLm {
     CausalLm::random(config(), seed, &options(true)).unwrap()
 }
 
-/// Remembers every row of metrics, and the messages.
+/// Remembers every row of metrics, the messages, and the samples: prompt, reply and score.
 #[derive(Default)]
 struct Memory {
     steps: Vec<Metrics>,
     evaluations: Vec<(u64, Metrics)>,
     messages: Vec<String>,
+    samples: Vec<(String, String, f64)>,
 }
 
 impl Recorder for Memory {
@@ -72,6 +74,9 @@ impl Recorder for Memory {
             Event::Step { metrics, .. } => self.steps.push((*metrics).clone()),
             Event::Evaluated { step, metrics } => self.evaluations.push((*step, (*metrics).clone())),
             Event::Message(text) => self.messages.push((*text).to_owned()),
+            Event::Sample { prompt, reply, score, .. } => {
+                self.samples.push(((*prompt).to_owned(), (*reply).to_owned(), *score));
+            }
             _ => {}
         }
         Ok(())
@@ -317,7 +322,7 @@ fn run_ppo(
         reward_models: vec![reward_model],
         memory: &manager,
     };
-    let data = ppo::Data {
+    let data = on_policy::Data {
         prompts: &prompts,
         shuffle: true,
         ptx: &[],
@@ -506,7 +511,7 @@ fn without_shuffling_the_language_modelling_term_keeps_the_order_of_its_rows() {
         reward_models: vec![&reward_model],
         memory: &manager,
     };
-    let data = ppo::Data {
+    let data = on_policy::Data {
         prompts: &prompts,
         shuffle: false,
         ptx: &ptx,

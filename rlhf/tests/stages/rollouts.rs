@@ -15,12 +15,12 @@ use rlhf::episodes::Turns;
 use rlhf::loss::{LossAggMode, PolicyLossKind};
 use rlhf::reward_function::{Normalization, RewardFunction, ScoredReply, Scorer, Term};
 use rlhf::rollout::RolloutModels;
-use rlhf::{Error, ppo};
+use rlhf::{Error, on_policy, ppo};
 
 use super::{Memory, STOP, in_run, language_model, options, train, weights, worst};
 
 /// The share of even tokens in a reply.
-struct EvenTokens;
+pub(super) struct EvenTokens;
 
 impl Scorer for EvenTokens {
     fn score(&mut self, replies: &[ScoredReply]) -> Vec<Result<f64, String>> {
@@ -50,7 +50,7 @@ impl Scorer for FailsFor {
 }
 
 /// 1 for every reply to an even prompt: there is nothing to compare.
-struct EqualForHalf;
+pub(super) struct EqualForHalf;
 
 impl Scorer for EqualForHalf {
     fn score(&mut self, replies: &[ScoredReply]) -> Vec<Result<f64, String>> {
@@ -60,7 +60,7 @@ impl Scorer for EqualForHalf {
     }
 }
 
-fn term(name: &str) -> Term {
+pub(super) fn term(name: &str) -> Term {
     Term { name: name.to_owned(), weight: 1.0, clip: None, normalization: Normalization::None }
 }
 
@@ -78,7 +78,7 @@ fn group_settings() -> PpoConfig {
     }
 }
 
-fn prompts() -> Vec<PromptRow> {
+pub(super) fn prompts() -> Vec<PromptRow> {
     (0..8)
         .map(|prompt| PromptRow {
             input_ids: vec![3 + prompt, 5],
@@ -131,7 +131,7 @@ fn run(settings: &PpoConfig, setup: Setup<'_>) -> (Memory, Result<(), Error>, Ve
         follow: &follow,
         next_episode: 0,
     });
-    let data = ppo::Data {
+    let data = on_policy::Data {
         prompts: &prompts,
         shuffle: true,
         ptx: &[],
@@ -148,7 +148,7 @@ fn run(settings: &PpoConfig, setup: Setup<'_>) -> (Memory, Result<(), Error>, Ve
     (memory, outcome, weights(&policy))
 }
 
-fn gain(memory: &Memory) -> f64 {
+pub(super) fn gain(memory: &Memory) -> f64 {
     let scores = memory.all("objective/scores");
     let mean = |scores: &[f64]| scores.iter().sum::<f64>() / scores.len() as f64;
     mean(&scores[scores.len() - 5..]) - mean(&scores[..5])
