@@ -169,7 +169,7 @@ pub(super) static RULES: [Rule; 23] = [
     Rule {
         title: "the KL is above its limit",
         meaning: "The policy is far from the reference, where the reward model was not trained and its scores mislead.",
-        change: "Raise ppo.kl_coef, set ppo.kl_target, or lower train.lr; read the samples.",
+        change: "Raise ppo.kl_coef (online-dpo: dpo.beta), set ppo.kl_target, or lower train.lr; read the samples.",
         finds: |numbers| above(numbers.recent("objective/kl")?, numbers.largest_kl()),
     },
     Rule {
@@ -269,7 +269,7 @@ pub(super) static RULES: [Rule; 23] = [
     Rule {
         title: "the reward rises while the KL is above its limit",
         meaning: "This is what exploiting the reward model looks like: the score grows and the replies get worse.",
-        change: "Read the samples, stop at an earlier checkpoint, or raise ppo.kl_coef.",
+        change: "Read the samples, stop at an earlier checkpoint, or raise ppo.kl_coef (online-dpo: dpo.beta).",
         finds: |numbers| {
             let rise = numbers.long("objective/scores", 4 * WINDOW)?.change(2 * WINDOW)?;
             above(numbers.recent("objective/kl")?, numbers.largest_kl())?;
@@ -279,7 +279,7 @@ pub(super) static RULES: [Rule; 23] = [
     Rule {
         title: "the score rises while a held-out reward falls",
         meaning: "This is over-optimization: the policy gets better at the rewards and worse at what they stand for.",
-        change: "Read the samples, stop at an earlier checkpoint, raise ppo.kl_coef, or mend the rewards.",
+        change: "Read the samples, stop at an earlier checkpoint, raise ppo.kl_coef (online-dpo: dpo.beta), or mend the rewards.",
         finds: |numbers| {
             let rise = numbers.clear_change("objective/scores").filter(|rise| *rise > 0.0)?;
             numbers.held_out_rewards().find_map(|name| {
