@@ -157,8 +157,9 @@ pub(crate) fn pipeline_from_text(
         // Apply `--set` again after the tables of the stage, because `--set` overrides everything.
         let sets = sets.iter().filter(|set| is_of_stages(set));
         let stage_tree = apply_overrides(stage_sections(&presets, tree.clone(), stage)?, sets)?;
-        let mut config = read_stage(&stage_tree)?;
-        place_rows(&mut config.eval, &stage_tree, &steps, &common.out);
+        let mut written = read_stage(&stage_tree)?;
+        place_rows(&mut written.eval, &stage_tree, &steps, &common.out);
+        let config = written.clone().of_stage(stage);
         // Several stages read `[ppo]` with defaults of their own. Its values need to fit to those that run.
         if steps.contains(&PipelineStep::Stage(stage.name)) {
             config.check_bounds(stage).map_err(|error| error.placed(&stage_tree))?;
@@ -166,7 +167,7 @@ pub(crate) fn pipeline_from_text(
             let mut ignored = no_effect::by_setting(&config, stage);
             // The report measures the reward model on these rows.
             ignored.retain(|(key, _)| *key != HELD_OUT || !steps.contains(&PipelineStep::Report));
-            told.add(stage, finding::findings(&stage_tree, &config, stage, &ignored, is_saved)?)?;
+            told.add(stage, finding::findings(&stage_tree, &written, stage, &ignored, is_saved)?)?;
         }
         stages.insert(stage.name, config);
     }
@@ -218,13 +219,14 @@ fn from_text(
     pipeline_steps(&tree, &file.pipeline, stages)?;
     let is_pipeline_file = tree.contains_key("pipeline") || tree.contains_key("stage");
     let tree = apply_overrides(stage_sections(&presets, tree, stage)?, for_stage.into_iter())?;
-    let config = read_stage(&tree)?;
+    let written = read_stage(&tree)?;
+    let config = written.clone().of_stage(stage);
     config.check(stage).map_err(|error| error.placed(&tree))?;
     let is_saved = folder::is_configuration_of(Some(path), &config.out);
     let useless = presets.iter().filter(|preset| !preset.covers(stage));
     let mut warnings: Vec<String> = useless.map(|preset| preset.warning(stage.name)).collect();
     warnings.extend(finding::check_warmup(&tree, &config, stage, is_saved)?);
-    for finding in finding::findings(&tree, &config, stage, &config.ignored_keys(stage), is_saved)? {
+    for finding in finding::findings(&tree, &written, stage, &config.ignored_keys(stage), is_saved)? {
         match finding {
             finding if finding.is_refused => return Err(finding.error(stage.name)),
             // A common key of a file for several stages may be meant for another one.

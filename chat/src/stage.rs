@@ -9,12 +9,15 @@ mod distill;
 mod dpo;
 mod episodes;
 pub(crate) mod fit;
+mod gkd;
 mod grpo;
 mod kto;
 mod model_memory;
 mod model_parallel;
 mod offline;
 mod on_policy;
+mod online;
+mod online_dpo;
 mod orpo;
 mod peak_memory;
 mod plan;
@@ -37,7 +40,7 @@ use definition::{InitStage, RowKind};
 use crate::config::StageSchema;
 
 /// Every stage, in the order of a pipeline.
-pub(crate) static ALL: [&Stage; 13] = [
+pub(crate) static ALL: [&Stage; 15] = [
     &base::STAGE,
     &sft::STAGE,
     &distill::STAGE,
@@ -51,6 +54,8 @@ pub(crate) static ALL: [&Stage; 13] = [
     &grpo::STAGE,
     &rloo::STAGE,
     &reinforce::STAGE,
+    &online_dpo::STAGE,
+    &gkd::STAGE,
 ];
 
 /// Returns what the configuration knows of every stage.

@@ -46,7 +46,10 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
         keys.extend([("tokenizer.path", reason), ("tokenizer.template", reason)]);
     }
     if stage.reads("ppo") {
-        keys.extend(ppo::by_ppo(&config.ppo));
+        // Online DPO has a reference without a KL penalty.
+        let has_penalty = stage.reads("ppo.kl_coef");
+        let of_ppo = ppo::by_ppo(&config.ppo).into_iter();
+        keys.extend(of_ppo.filter(|(key, _)| has_penalty || *key != "ppo.reference_model"));
     }
     if stage.reads("dpo") {
         keys.extend(by_dpo(&config.dpo));
@@ -65,7 +68,7 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
         keys.push(("train.epochs", "[train] steps is the length of the run: leave one of the two out"));
     }
 
-    let has_critic = stage.reads("ppo") && config.ppo.advantage_estimator.has_critic();
+    let has_critic = stage.reads("ppo.critic_lr") && config.ppo.advantage_estimator.has_critic();
     let learns = config.train.lr > 0.0 || (has_critic && config.ppo.critic_lr > 0.0);
     if !learns {
         let reason = "with a learning rate of 0 no weight changes";
@@ -167,7 +170,8 @@ fn by_dpo(dpo: &DpoConfig) -> Vec<IgnoredKey> {
         keys.push(("dpo.f_alpha", "only f_divergence = \"alpha_divergence\" has an order"));
     }
     if dpo.reference_free {
-        keys.push(("reference.model", "[dpo] reference_free compares the policy with no model"));
+        let reason = "[dpo] reference_free compares the policy with no model";
+        keys.extend([("reference.model", reason), ("ppo.reference_model", reason)]);
     }
     keys
 }

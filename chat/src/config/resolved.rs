@@ -25,7 +25,7 @@ impl RunConfig {
             saved.insert("rm".to_owned(), section);
         }
         let config: Self = read::read(&tree::merge(stage.own_defaults()?, saved))?;
-        Ok(config.to_toml(stage)?)
+        Ok(config.of_stage(stage).to_toml(stage)?)
     }
 
     /// Writes the configuration of `stage` as TOML that makes the same run, with every default written out.

@@ -8,7 +8,7 @@ use rewards::environment::EnvironmentSection;
 use rewards::{RewardEntry, RewardKind};
 use rlhf::config::{
     CpoConfig, DistillConfig, DpoConfig, KtoConfig, OldLogprobs, OrpoConfig, PpoConfig, RejectConfig,
-    RmConfig, SimpoConfig,
+    RmConfig, Shuffle, SimpoConfig,
 };
 use rlhf::loss::preference::PreferenceLoss;
 use serde::{Deserialize, Serialize};
@@ -91,17 +91,23 @@ pub(crate) struct RunConfig {
 /// sections that it reads.
 pub(crate) const ALGORITHM_SECTIONS: [(&str, &str, SectionCheck); 12] = [
     ("rm", "[rm] is read by rm", |_| Ok(())),
-    ("ppo", "[ppo] is read by ppo, grpo, rloo and reinforce", |config| Ok(config.ppo.check()?)),
-    ("reward", "[[reward]] is read by ppo, grpo, rloo and reinforce", RunConfig::check_rewards),
-    ("environment", "[environment] is read by ppo, grpo, rloo and reinforce", RunConfig::check_environment),
+    ("ppo", "[ppo] is read by ppo, grpo, rloo, reinforce, online-dpo and gkd", |config| {
+        Ok(config.ppo.check()?)
+    }),
+    ("reward", "[[reward]] is read by ppo, grpo, rloo, reinforce and online-dpo", RunConfig::check_rewards),
+    (
+        "environment",
+        "[environment] is read by ppo, grpo, rloo, reinforce and gkd",
+        RunConfig::check_environment,
+    ),
     ("reject", "[reject] is read by reject", |config| Ok(config.reject.check()?)),
-    ("reference", "[reference] is read by dpo and kto", |_| Ok(())),
-    ("dpo", "[dpo] is read by dpo", |config| Ok(config.dpo.check()?)),
+    ("reference", "[reference] is read by dpo and kto; online-dpo has [ppo] reference_model", |_| Ok(())),
+    ("dpo", "[dpo] is read by dpo and online-dpo", |config| Ok(config.dpo.check()?)),
     ("kto", "[kto] is read by kto", |config| Ok(config.kto.check()?)),
     ("orpo", "[orpo] is read by orpo", |config| Ok(config.orpo.check()?)),
     ("simpo", "[simpo] is read by simpo", |config| Ok(config.simpo.check()?)),
     ("cpo", "[cpo] is read by cpo", |config| Ok(config.cpo.check()?)),
-    ("distill", "[distill] is read by distill", |config| Ok(config.distill.check()?)),
+    ("distill", "[distill] is read by distill and gkd", |config| Ok(config.distill.check()?)),
 ];
 
 /// Refuses the values of a section.
@@ -136,6 +142,30 @@ impl StageSchema {
 }
 
 impl RunConfig {
+    /// The configuration without what a stage does not read that learns from rollouts and has no advantages,
+    /// or no rewards: a section of rollouts may be common to several stages.
+    pub(super) fn of_stage(mut self, stage: &StageSchema) -> Self {
+        if !stage.has_rollouts || stage.reads("ppo.advantage_estimator") {
+            return self;
+        }
+        self.ppo = self.ppo.rollout_settings();
+        if !stage.reads("reward") {
+            self.ppo = self.ppo.without_rewards();
+            self.reward.clear();
+        }
+        if !stage.reads("environment") {
+            self.environment = None;
+        }
+        if !stage.reads("ppo.shuffle") {
+            self.ppo.shuffle = Shuffle::default();
+        }
+        if !stage.reads("ppo.reference_model") {
+            self.ppo.reference_model = None;
+        }
+        self.data.ptx.0.clear();
+        self
+    }
+
     /// The defaults of `stage`.
     pub(crate) fn default_of(stage: &StageSchema) -> Self {
         let defaults = stage.own_defaults().and_then(|tree| read::read(&tree));
@@ -270,6 +300,9 @@ impl RunConfig {
             }
         }
         self.train.check().map_err(rlhf::Error::from)?;
+        if stage.has_rollouts && stage.reads("dpo") {
+            rlhf::online::dpo::check_sizes(&self.ppo)?;
+        }
         let mut read = ALGORITHM_SECTIONS.iter().filter(|(section, ..)| stage.reads(section));
         read.try_for_each(|(.., check)| check(self))?;
         self.data.check()?;

@@ -109,7 +109,9 @@ fn sections_of_other_stages_are_silent_in_a_file_for_all_and_warned_of_in_a_file
     let ppo = "[ppo]\niterations = 5\n";
     assert_eq!(
         load(&with(ppo), &[], SFT).unwrap().warnings,
-        ["run.toml:12: `ppo` has no effect on sft: [ppo] is read by ppo, grpo, rloo and reinforce"]
+        [
+            "run.toml:12: `ppo` has no effect on sft: [ppo] is read by ppo, grpo, rloo, reinforce, online-dpo and gkd"
+        ]
     );
     let life = with(&format!("{ppo}[pipeline]\n"));
     assert_eq!(load(&life, &[], SFT).unwrap().warnings, Vec::<String>::new());
@@ -366,13 +368,13 @@ fn every_preset_is_a_run_file_of_every_stage() {
 
 #[test]
 fn a_preset_without_values_for_the_stage_is_told() {
-    let all_but_grpo = "base sft distill rm dpo kto orpo simpo cpo ppo rloo reinforce";
+    let all_but_grpo = "base sft distill rm dpo kto orpo simpo cpo ppo rloo reinforce online-dpo gkd";
     for (preset, expected) in [
         ("trl", "reinforce"),
-        ("colossalchat", "distill cpo grpo rloo reinforce"),
-        ("openrlhf", "distill kto orpo simpo cpo"),
-        ("verl", "distill rm dpo kto orpo simpo cpo"),
-        ("deepspeed-chat", "distill dpo kto orpo simpo cpo grpo rloo reinforce"),
+        ("colossalchat", "distill cpo grpo rloo reinforce online-dpo gkd"),
+        ("openrlhf", "distill kto orpo simpo cpo online-dpo gkd"),
+        ("verl", "distill rm dpo kto orpo simpo cpo online-dpo gkd"),
+        ("deepspeed-chat", "distill dpo kto orpo simpo cpo grpo rloo reinforce online-dpo gkd"),
         ("lora", ""),
         ("qlora", ""),
         ("lora-without-regret", ""),

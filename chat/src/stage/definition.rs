@@ -122,7 +122,7 @@ pub(crate) struct OtherModel {
     /// The flag of `init`.
     pub(crate) flag: &'static str,
     pub(crate) question: &'static str,
-    /// The key in the section of the stage, and its comment.
+    /// The key in the section of the stage, or with another section before a point; and its comment.
     pub(crate) key: &'static str,
     pub(crate) comment: &'static str,
     pub(crate) is_reward_model: bool,

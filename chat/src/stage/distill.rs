@@ -80,7 +80,7 @@ fn set_pipeline_paths(config: &mut RunConfig, pipeline: &PipelineFolder<'_>) {
 
 fn preflight(preflight: &mut Preflight<'_>, config: &RunConfig) -> anyhow::Result<String> {
     let mut model = preflight.model("model.path", config.model_path(&STAGE.schema)?)?;
-    let teacher = preflight.model("distill.teacher", teacher_name(config)?)?;
+    let teacher = preflight.model("distill.teacher", teacher_name(config, &STAGE.schema)?)?;
     model.tokenizer = model.tokenizer_of(&config.tokenizer, false)?;
     let tokenizer = model.load_tokenizer()?;
     model.refuse_reward_model("model.path")?;
@@ -130,20 +130,25 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     sft::train(config, &objective, plan, &tokenizer, tasks.as_ref(), ctx)
 }
 
-fn teacher_name(config: &RunConfig) -> Result<&str, ConfigError> {
+/// The name of the teacher of `stage`.
+pub(super) fn teacher_name<'c>(config: &'c RunConfig, stage: &StageSchema) -> Result<&'c str, ConfigError> {
     let (key, what) = ("distill.teacher", "a model to learn from");
-    config.distill.teacher.as_deref().ok_or(ConfigError::Needed { key, stage: STAGE.schema.name, what })
+    config.distill.teacher.as_deref().ok_or(ConfigError::Needed { key, stage: stage.name, what })
 }
 
 /// Returns the folder of the teacher and its configuration.
 fn find_teacher(config: &RunConfig) -> anyhow::Result<(ModelFolder, Config)> {
-    let folder = model_folder::find(teacher_name(config)?)?;
+    let folder = model_folder::find(teacher_name(config, &STAGE.schema)?)?;
     let teacher = folder.config()?;
     Ok((folder, teacher))
 }
 
 /// Refuses a teacher that cannot give the student's tokens their probabilities.
-fn check_teacher(config: &RunConfig, student: &Config, teacher: &Config) -> Result<(), ConfigError> {
+pub(super) fn check_teacher(
+    config: &RunConfig,
+    student: &Config,
+    teacher: &Config,
+) -> Result<(), ConfigError> {
     let refused =
         |message: String| Err(ConfigError::Value { place: None, key: "distill.teacher".to_owned(), message });
     let [own, other] = [student, teacher].map(Config::vocab_size);
@@ -152,6 +157,7 @@ fn check_teacher(config: &RunConfig, student: &Config, teacher: &Config) -> Resu
             "its vocabulary has {other} tokens, and the student's {own}: take a teacher of the same tokenizer"
         ));
     }
+    config.distill.check_vocabulary(own)?;
     if config.parallel.expert.size > 1 && teacher.architecture().experts.is_some() {
         return refused(
             "a teacher with experts runs on [parallel.expert] size = 1 only: the ranks that share experts train on \

@@ -1,5 +1,6 @@
-//! What the stages share that learn from rollouts: policy, reference, critic and reward models in each
-//! process, the rows, the plan, and the run. The stages themselves are files with their texts and defaults.
+//! What the stages share that learn from rollouts: policy, reference, critic, teacher and reward models in
+//! each process, the rows, the plan, and the run. The stages themselves are files with their texts and
+//! defaults.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,8 +14,14 @@ use models::decoder::HeadKind;
 use models::lora::LoraPlan;
 use models::scalar_model::ScalarModel;
 use parallel::ProcessGroups;
-use rlhf::ppo::{CRITIC_FOLDER, Data, Ppo};
+use rlhf::loss::preference::PreferenceLoss;
+use rlhf::on_policy::Data;
+use rlhf::online::Settings;
+use rlhf::online::distill::Gkd;
+use rlhf::online::dpo::OnlineDpo;
+use rlhf::ppo::{CRITIC_FOLDER, Ppo};
 use rlhf::rollout::RolloutModels;
+use rlhf::run::StageRun;
 use tch::Kind;
 use text::number::counted;
 use tui::dashboard::{Charts, THROUGHPUT};
@@ -27,7 +34,7 @@ use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
 use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
 use super::tasks::Tasks;
-use super::{predict, rm, rows, sft};
+use super::{distill, predict, rm, rows, sft};
 use crate::config::stage::IgnoredKey;
 use crate::config::{ConfigError, RunConfig, StageSchema, Units};
 use crate::model_folder;
@@ -97,21 +104,65 @@ pub(super) fn group_init_keys(sizes: &InitSizes, kl_coef: &str) -> Vec<InitKey> 
     ]
 }
 
+/// What a stage learns of its rollouts. The keys that the stage reads tell which it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Algorithm {
+    /// Tokens with advantages: PPO, GRPO, RLOO, REINFORCE++ and kin.
+    PolicyGradient,
+    /// Pairs of replies.
+    OnlineDpo,
+    /// What a teacher says of the replies.
+    Distillation,
+}
+
+impl Algorithm {
+    fn of(stage: &StageSchema) -> Self {
+        if stage.reads("distill.teacher") {
+            Self::Distillation
+        } else if stage.reads("dpo.beta") {
+            Self::OnlineDpo
+        } else {
+            Self::PolicyGradient
+        }
+    }
+
+    /// Whether it compares the policy with a reference.
+    fn has_reference(self, config: &RunConfig) -> bool {
+        match self {
+            Self::PolicyGradient => config.ppo.has_reference(),
+            Self::OnlineDpo => config.dpo.has_reference(),
+            Self::Distillation => false,
+        }
+    }
+
+    /// The sequences of a row of an optimizer step, and the replies to a prompt that become rows, if any do.
+    fn rows(self, config: &RunConfig) -> (usize, Option<usize>) {
+        match self {
+            Self::PolicyGradient => (1, None),
+            Self::OnlineDpo => (2, Some(2)),
+            Self::Distillation => (1, Some(config.ppo.samples_per_prompt)),
+        }
+    }
+}
+
 /// The loaded models. Those that are adapters of the same model share its weights.
 struct ModelSet {
     policy: CausalLm,
     reference: Option<CausalLm>,
     critic: Option<ScalarModel>,
+    teacher: Option<CausalLm>,
     rewards: Vec<ScalarModel>,
 }
 
 /// One value for each model.
 struct PerRole<T> {
     policy: T,
-    /// `None` without a KL penalty.
+    /// `None` without a KL penalty, and if the loss of pairs has none.
     reference: Option<T>,
-    /// `None` if advantages come from the other replies to the same prompt.
+    /// `None` if there are no advantages, or if they come from the other replies to the same prompt.
     critic: Option<T>,
+    /// The teacher of a distillation.
+    teacher: Option<T>,
     rewards: Vec<T>,
 }
 
@@ -141,7 +192,8 @@ impl<T: Clone> PerRole<T> {
                 Err(ConfigError::Needed { key, stage: stage.name, what: "a model to start from" }.into())
             }
         };
-        let reference = if ppo.has_reference() {
+        let algorithm = Algorithm::of(stage);
+        let reference = if algorithm.has_reference(config) {
             Some(named("ppo.reference_model", ppo.reference_model.as_deref(), Some(&policy))?)
         } else {
             None
@@ -151,7 +203,11 @@ impl<T: Clone> PerRole<T> {
         } else {
             None
         };
-        Ok(Self { policy, reference, critic, rewards })
+        let teacher = match algorithm {
+            Algorithm::Distillation => Some(find("distill.teacher", distill::teacher_name(config, stage)?)?),
+            _ => None,
+        };
+        Ok(Self { policy, reference, critic, teacher, rewards })
     }
 }
 
@@ -162,6 +218,7 @@ impl<T> PerRole<T> {
             policy: to(&self.policy)?,
             reference: self.reference.as_ref().map(&mut to).transpose()?,
             critic: self.critic.as_ref().map(&mut to).transpose()?,
+            teacher: self.teacher.as_ref().map(&mut to).transpose()?,
             rewards: self.rewards.iter().map(&mut to).collect::<Result<_, _>>()?,
         })
     }
@@ -170,8 +227,9 @@ impl<T> PerRole<T> {
     fn others(&self) -> Vec<(&'static str, &T)> {
         let rewards = self.rewards.iter().map(|reward| ("reward", reward));
         let critic = self.critic.iter().map(|critic| ("critic", critic));
+        let teacher = self.teacher.iter().map(|teacher| ("teacher", teacher));
         let reference = self.reference.iter().map(|reference| ("reference", reference));
-        reference.chain(rewards).chain(critic).collect()
+        reference.chain(rewards).chain(critic).chain(teacher).collect()
     }
 
     /// All models, the policy first.
@@ -217,6 +275,8 @@ fn preflight_rows(
     models.policy.refuse_reward_model("model.path")?;
     let mut reference = models.reference.iter();
     reference.try_for_each(|model| model.refuse_reward_model("ppo.reference_model"))?;
+    let mut teacher = models.teacher.iter();
+    teacher.try_for_each(|model| model.refuse_reward_model("distill.teacher"))?;
     let named = models.rewards.iter().zip(reward_list::models(config));
     named.into_iter().try_for_each(|(model, named)| model.need_reward_model(named.key))?;
     for (role, model) in models.others() {
@@ -287,12 +347,45 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     };
 
     let groups = Arc::clone(ctx.groups);
-    let mut stage = Ppo::new(roles, data, &config.ppo, &config.train, config.seed, &groups)?;
+    let train = training(config, ctx.stage, (roles, models.teacher.as_ref()), data, &groups)?;
     let companions = |folder: &Path| model_folder::save_tokenizer(folder, &tokenizer, models.policy.config());
     let policy = (&models.policy, &tokenizer);
     let evaluate_tasks = tasks.as_ref().map(|tasks| move |step| tasks.evaluate(policy, step));
     let hooks = Hooks::new(&companions, evaluate_tasks.as_ref());
-    run_in_folder(config, plan, &hooks, ctx, |run| stage.train(run))
+    run_in_folder(config, plan, &hooks, ctx, train)
+}
+
+/// Trains the models of a stage.
+type Training<'a> = Box<dyn FnMut(&mut StageRun<'_>) -> Result<(), rlhf::Error> + 'a>;
+
+/// Begins what trains the models: the algorithm of the stage in the loop of all of them.
+fn training<'a>(
+    config: &'a RunConfig,
+    stage: &StageSchema,
+    (roles, teacher): (RolloutModels<'a>, Option<&'a CausalLm>),
+    data: Data<'a>,
+    groups: &'a Arc<ProcessGroups>,
+) -> Result<Training<'a>, rlhf::Error> {
+    let RunConfig { ppo, train, seed, .. } = config;
+    let seed = *seed;
+    let training: Training<'a> = match Algorithm::of(stage) {
+        Algorithm::PolicyGradient => {
+            let mut stage = Ppo::new(roles, data, ppo, train, seed, groups)?;
+            Box::new(move |run: &mut StageRun<'_>| stage.train(run))
+        }
+        Algorithm::OnlineDpo => {
+            let settings = Settings { rollouts: ppo, algorithm: &config.dpo, train, seed };
+            let mut stage = OnlineDpo::new(roles, data, &settings, groups)?;
+            Box::new(move |run: &mut StageRun<'_>| stage.train(run))
+        }
+        Algorithm::Distillation => {
+            let teacher = teacher.expect("a distillation has a teacher");
+            let settings = Settings { rollouts: ppo, algorithm: &config.distill, train, seed };
+            let mut stage = Gkd::new(roles, teacher, data, &settings, groups)?;
+            Box::new(move |run: &mut StageRun<'_>| stage.train(run))
+        }
+    };
+    Ok(training)
 }
 
 /// Reads the rows and checks them against the configurations of the models. Reads no weights.
@@ -303,6 +396,9 @@ fn inputs(
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<Inputs> {
     check_vocabulary(tokenizer, &models.policy)?;
+    if let Some(teacher) = &models.teacher {
+        distill::check_teacher(config, &models.policy, teacher)?;
+    }
     let prompts = rows::load_all(&config.data.train, tokenizer, &config.data)?;
     rows::refuse_none(&prompts, stage)?;
     reward_list::check_answers(config, &prompts.rows)?;
@@ -362,6 +458,14 @@ impl PerRole<PlannedRole> {
             policy: PlannedRole { config: folders.policy.config()?, lora: policy, shares_trunk: false },
             reference: folders.reference.as_ref().map(|folder| role(folder, false, kind)).transpose()?,
             critic: folders.critic.as_ref().map(|folder| role(folder, true, kind)).transpose()?,
+            // It has weights of its own, because its vocabulary may have been larger.
+            teacher: folders
+                .teacher
+                .as_ref()
+                .map(|folder| {
+                    Ok::<_, anyhow::Error>(PlannedRole { shares_trunk: false, ..role(folder, false, kind)? })
+                })
+                .transpose()?,
             rewards: folders
                 .rewards
                 .iter()
@@ -393,6 +497,8 @@ impl PerRole<PlannedRole> {
         models.extend(self.critic.iter().map(|critic| planned("critic", critic, HeadKind::Scalar, kind)));
         let reference = self.reference.iter();
         models.extend(reference.map(|model| frozen(planned("reference", model, HeadKind::Vocabulary, kind))));
+        let teacher = self.teacher.iter();
+        models.extend(teacher.map(|model| frozen(planned("teacher", model, HeadKind::Vocabulary, kind))));
         let rewards = self.rewards.iter();
         models.extend(rewards.map(|reward| frozen(planned("reward", reward, HeadKind::Scalar, Kind::Float))));
         models
@@ -409,12 +515,17 @@ impl PerRole<PlannedRole> {
         let Inputs { prompts, ptx } = inputs;
         let prompt = RowTokens::mean(&prompts.rows, |row| ([row.input_ids.len()], 0));
         let positions = self.policy.config.max_positions() as usize;
+        let (per_row, learned_per_prompt) = Algorithm::of(ctx.stage).rows(config);
+        let bytes = config.model.dtype.kind().elt_size_in_bytes();
+        let states = self.teacher.iter().map(|teacher| teacher.config.architecture().hidden_size as usize);
         let lengths = SequenceLengths {
             new_tokens: config.ppo.max_new_tokens.min(positions),
             reply_tokens: reply_tokens(config, positions),
+            learned_per_prompt,
             task_replies,
             ptx: (config.ppo.ptx_coef > 0.0).then(|| sft::mean_row(&ptx.rows)),
-            ..SequenceLengths::of(prompts, 1, prompt)
+            frozen_state: states.map(|state| state * bytes).sum(),
+            ..SequenceLengths::of(prompts, per_row, prompt)
         };
         let mut models = predict::check(config, ctx, &self.planned(config), &lengths)?;
 
@@ -480,6 +591,14 @@ impl ModelSet {
             },
             critic: match &folders.critic {
                 Some(folder) => Some(scalar_model(folder, &options)?),
+                None => None,
+            },
+            teacher: match &folders.teacher {
+                // Rows of the teacher's vocabulary that no token has are left out.
+                Some(folder) => {
+                    let vocab_size = folders.policy.config()?.vocab_size();
+                    Some(CausalLm::load_resized(folder.path(), vocab_size, &frozen(options.kind))?)
+                }
                 None => None,
             },
             rewards: folders

@@ -105,6 +105,9 @@ pub(super) struct SequenceLengths {
     pub(super) new_tokens: usize,
     /// The tokens that replies are taken to have in training.
     pub(super) reply_tokens: usize,
+    /// The replies to a prompt that become rows, in a stage that makes rows of the replies of a rollout. The
+    /// policy runs on no replies before it learns from them. `None` in every other stage.
+    pub(super) learned_per_prompt: Option<usize>,
     /// The mean row; in a stage with rollouts, the mean prompt.
     pub(super) row: RowTokens,
     /// The mean row of the language-modelling term of PPO, if there is one.
@@ -150,7 +153,8 @@ impl SequenceLengths {
     /// Sequences that are all as long as the mean, with the shortest replies: at least one micro-batch takes
     /// as much memory as these.
     pub(super) fn at_least(self) -> Self {
-        let mean = self.row.tokens / self.per_row as f64;
+        let sequences = if self.new_tokens > 0 { 1 } else { self.per_row };
+        let mean = self.row.tokens / sequences as f64;
         let reply_tokens = self.new_tokens.min(1);
         Self { mean, deviation: 0.0, longest: mean as usize, are_mixed: false, reply_tokens, ..self }
     }
@@ -279,15 +283,26 @@ pub(super) fn micro_batches(config: &RunConfig, mesh: &Mesh, lengths: &SequenceL
     step_rows(config, lengths).div_ceil(config.train.micro_batch_size).div_ceil(mesh.size(Axis::Data))
 }
 
-/// The rows of an optimizer step; in a stage with rollouts, the replies.
+/// The rows of an optimizer step; in a stage with rollouts, the replies, or the rows that are made of them.
 pub(super) fn step_rows(config: &RunConfig, lengths: &SequenceLengths) -> usize {
-    if lengths.new_tokens > 0 { config.ppo.mini_batch_size } else { config.train.batch_size() }
+    if lengths.new_tokens == 0 {
+        return config.train.batch_size();
+    }
+    let replies = config.ppo.mini_batch_size;
+    match lengths.learned_per_prompt {
+        None => replies,
+        Some(learned) => (replies * learned / config.ppo.samples_per_prompt / lengths.per_row).max(1),
+    }
 }
 
 /// The hidden states that a step keeps of models that are not trained.
 fn frozen_states(config: &RunConfig, mesh: &Mesh, lengths: &SequenceLengths) -> usize {
     let rows = micro_batches(config, mesh, lengths) * config.train.micro_batch_size;
-    lengths.frozen_state * lengths.row.times(rows as f64).predicted as usize
+    let predicted = match lengths.new_tokens {
+        0 => lengths.row.times(rows as f64).predicted as usize,
+        _ => rows * lengths.reply_tokens,
+    };
+    lengths.frozen_state * predicted
 }
 
 /// The tensors of a forward and backward pass at their peak.
@@ -327,9 +342,15 @@ pub(super) fn training_step(
         config.gemini.device_memory.is_some() || config.parallel.zero >= gemini::ZeroStage::Gradients;
     let micro_batches = micro_batches(config, mesh, lengths);
     let in_flight = if is_segment_major { micro_batches } else { micro_batches.min(stages) };
-    // The loss of a teacher's distributions has its logits beside those of the model.
-    let of_teacher = if lengths.frozen_state > 0 { head_most - head_kept } else { 0 };
-    let (head_most, states) = (head_most + of_teacher, frozen_states(config, mesh, lengths));
+    // The loss of a teacher's distributions has its logits beside those of the model, and with `top_k` those
+    // of the outcomes of both. Sharded, the weights of its head stay for all micro-batches of a step.
+    let is_distilled = lengths.frozen_state > 0;
+    let copies = if config.distill.top_k.is_some() { 2 } else { 1 };
+    let of_teacher = if is_distilled { copies * (head_most - head_kept) } else { 0 };
+    let is_held = is_distilled && config.parallel.zero >= gemini::ZeroStage::Weights;
+    let vocab_size = (architecture.vocab_size as usize).div_ceil(mesh.size(Axis::Tensor));
+    let held = if is_held { lengths.frozen_state * vocab_size } else { 0 };
+    let (head_most, states) = (head_most + of_teacher, held + frozen_states(config, mesh, lengths));
     let logits = head_most - head_kept;
     if activation_checkpointing {
         let kept = states + in_flight * (layers + 1) * memory.hidden(tokens);
@@ -434,6 +455,40 @@ mod tests {
         assert_eq!(pairs.largest_micro_batch(4), 800);
         let prompts = SequenceLengths { new_tokens: 24, reply_tokens: 24, deviation: 0.0, ..lengths };
         assert_eq!(prompts.largest_micro_batch(4), 4 * 124);
+        // Both replies of a pair follow the same prompt.
+        let pairs = SequenceLengths { per_row: 2, ..prompts };
+        assert_eq!(pairs.largest_micro_batch(4), 8 * 124);
+    }
+
+    #[test]
+    fn the_rows_of_a_step_are_made_of_its_replies() {
+        let mut config = RunConfig::default();
+        config.ppo.samples_per_prompt = 4;
+        config.ppo.mini_batch_size = 64;
+        let of = |per_row, learned_per_prompt| {
+            let lengths =
+                SequenceLengths { new_tokens: 8, per_row, learned_per_prompt, ..SequenceLengths::default() };
+            step_rows(&config, &lengths)
+        };
+        // Replies; a pair for each of 16 prompts; replies again.
+        assert_eq!((of(1, None), of(2, Some(2)), of(1, Some(4))), (64, 16, 64));
+    }
+
+    #[test]
+    fn the_states_of_a_teacher_are_as_long_as_the_replies() {
+        let mut config = RunConfig::default();
+        config.ppo.mini_batch_size = 64;
+        config.train.micro_batch_size = 8;
+        let mesh = Mesh::new(&[], 0, 1).unwrap();
+        let lengths = SequenceLengths {
+            new_tokens: 8,
+            reply_tokens: 20,
+            frozen_state: 4,
+            ..SequenceLengths::default()
+        };
+        // Episodes of several turns are longer than a turn, and the shortest replies have one token.
+        assert_eq!(frozen_states(&config, &mesh, &lengths), 64 * 20 * 4);
+        assert_eq!(frozen_states(&config, &mesh, &lengths.at_least()), 64 * 4);
     }
 
     #[test]

@@ -132,16 +132,22 @@ impl PlannedRun<'_> {
             predicted: new,
         };
 
+        let learned_per_prompt = self.lengths.learned_per_prompt.unwrap_or(ppo.samples_per_prompt);
+        let all_epochs = (ppo.rollout_batch_size * learned_per_prompt * ppo.epochs) as f64;
+        // Every data-parallel rank checks one micro-batch of the sampler's log-probabilities.
+        let ranks = self.mesh.size(Axis::Data);
+        let checked = replies.min((ranks * self.config.train.micro_batch_size) as f64);
         let mut seconds = PhaseSeconds::default();
         for model in self.models {
-            let is_sampled = model.role == "policy" && ppo.old_logprobs == OldLogprobs::Sampler;
-            // Every data-parallel rank checks one micro-batch of the sampler's log-probabilities.
-            let ranks = self.mesh.size(Axis::Data);
-            let checked = replies.min((ranks * self.config.train.micro_batch_size) as f64);
-            let computed = if is_sampled { checked } else { replies };
+            let computed = match model.role {
+                "policy" if self.lengths.learned_per_prompt.is_some() => 0.0,
+                "policy" if ppo.old_logprobs == OldLogprobs::Sampler => checked,
+                // It runs before the gradients of each step.
+                "teacher" => all_epochs,
+                _ => replies,
+            };
             seconds[Phase::Inference as usize] += self.scoring(model, sequence.times(computed), speed);
         }
-        let all_epochs = replies * ppo.epochs as f64;
         for (index, (model, _)) in self.trained().enumerate() {
             seconds = added(seconds, self.training(model, sequence.times(all_epochs), speed));
             if let Some(ptx) = self.lengths.ptx.filter(|_| index == 0) {
@@ -262,9 +268,9 @@ impl PlannedRun<'_> {
         let has_rollout = lengths.new_tokens > 0;
         if has_rollout {
             uses.add_rollout(&pieces[0], &peak_memory::rollout(config, mesh, models, state, lengths));
-            for model in &pieces {
-                uses.add_forward_pass(model);
-            }
+            let scores = |model: &PlannedModel<'_>| !model.is_trained || lengths.learned_per_prompt.is_none();
+            let scoring = models.iter().zip(&pieces).filter(|(model, _)| scores(model));
+            scoring.for_each(|(_, pieces)| uses.add_forward_pass(pieces));
         } else {
             let frozen = models.iter().zip(&pieces).filter(|(model, _)| !model.is_trained);
             frozen.for_each(|(_, pieces)| uses.add_forward_pass(pieces));

@@ -9,7 +9,7 @@ use crate::args::RunLength;
 use crate::config::section::Dtype;
 use crate::machine_speed::MachineSpeed;
 use crate::shell::quote;
-use crate::stage::definition::{InitKey, InitSizes, InitStage};
+use crate::stage::definition::{InitKey, InitSizes, InitStage, RowKind};
 
 /// The longest row in tokens, if the model can read as many.
 const MAX_LENGTH: i64 = 1024;
@@ -162,18 +162,29 @@ impl RunFile {
             return;
         }
         self.section(&format!("{prefix}{own}"));
-        if let (Some(other), Some(model)) = (&stage.init.other_model, &answers.other_model) {
+        let other = stage.init.other_model.as_ref().zip(answers.other_model.as_ref());
+        // The key of the other model may be in another section.
+        let apart = other.and_then(|(other, model)| Some((other, other.key.split_once('.')?, model)));
+        if let Some((other, model)) = other.filter(|_| apart.is_none()) {
             self.key(other.comment, other.key, &string(&model.name));
         }
         for InitKey { comment, key, value } in keys {
             self.key(comment, key, &value);
+        }
+        if let Some((other, (section, key), model)) = apart {
+            self.section(&format!("{prefix}{section}"));
+            self.key(other.comment, key, &string(&model.name));
         }
     }
 
     fn data(&mut self, answers: &Answers, stage: InitStage, prefix: &str, sizes: InitSizes) {
         self.section(&format!("{prefix}data"));
         let rows = stage.init.rows;
-        self.key(rows.comment(), "train", &list(answers.rows.of(rows)));
+        let comment = match rows {
+            RowKind::Prompts if !stage.stage.schema.reads("reward") => "Prompts. The model answers them.",
+            _ => rows.comment(),
+        };
+        self.key(comment, "train", &list(answers.rows.of(rows)));
 
         let longest = positions(answers).min(MAX_LENGTH);
         // The reply follows the prompt, so a prompt leaves room for the longest one.

@@ -2,7 +2,7 @@
 //! and the keys of `[ppo]` that an algorithm does not read.
 
 use rewards::RewardKind;
-use rlhf::config::{AdvantageEstimator, AdvantageScale, KlPlace};
+use rlhf::config::{AdvantageEstimator, AdvantageScale, KlPlace, Shuffle};
 use rlhf::kl::KlEstimator;
 use rlhf::loss::LossAggMode;
 
@@ -162,6 +162,65 @@ fn a_key_without_effect_is_compared_with_the_default_of_the_stage() {
     assert!(
         matches!(warnings.as_slice(), [one] if one.contains("`ppo.whiten_advantages` has no effect on grpo")),
         "{warnings:?}"
+    );
+}
+
+/// A section that is common to several stages: those without advantages have no part in the settings of the
+/// others, which could not even be valid for them.
+#[test]
+fn settings_of_advantages_have_no_part_in_stages_without_them() {
+    let text = with(
+        "[ppo]\nreward_model = 'rm'\nreference_model = 'r'\nadvantage_estimator = 'remax'\nkl_coef = 0.3\n\
+         critic_warmup = 500\nmax_refills = 4\nshuffle = 'prompts'\nscore_clip = 3.0\n[dpo]\nbeta = 0.2\n\
+         [distill]\nteacher = 't'\n[[reward]]\nkind = 'math'\n[environment]\nkind = 'calculator'\n",
+    );
+    let read = |name: &str, text: &str| load(text, &[], schema(name)).unwrap();
+    let told = |loaded: &Loaded<RunConfig>, key: &str| loaded.warnings.iter().any(|line| line.contains(key));
+
+    let online = read("online-dpo", &text);
+    let config = &online.config;
+    assert_eq!(config.ppo, config.ppo.rollout_settings());
+    assert_eq!((config.ppo.score_clip, config.ppo.reference_model.as_deref()), (Some(3.0), Some("r")));
+    assert_eq!((config.ppo.temperature, config.ppo.shuffle, config.dpo.beta), (0.9, Shuffle::Replies, 0.2));
+    assert_eq!((config.reward.len(), &config.environment), (1, &None));
+    for key in ["ppo.advantage_estimator", "ppo.kl_coef", "ppo.critic_warmup", "ppo.shuffle", "environment"] {
+        assert!(
+            told(&online, &format!("`{key}` has no effect on online-dpo")),
+            "{key}: {:?}",
+            online.warnings
+        );
+    }
+    assert!(!told(&online, "reference_model") && !told(&online, "`dpo"), "{:?}", online.warnings);
+
+    let gkd = read("gkd", &text);
+    let config = &gkd.config;
+    assert_eq!(config.ppo, config.ppo.rollout_settings().without_rewards());
+    assert_eq!((config.ppo.shuffle, config.ppo.score_clip), (Shuffle::Prompts, None));
+    assert!(config.reward.is_empty() && config.ppo.reward_model.0.is_empty() && config.environment.is_some());
+    for key in ["ppo.reward_model", "ppo.score_clip", "ppo.reference_model", "reward", "dpo"] {
+        assert!(told(&gkd, &format!("`{key}` has no effect on gkd")), "{key}: {:?}", gkd.warnings);
+    }
+    for (name, loaded) in [("online-dpo", &online), ("gkd", &gkd)] {
+        let stage = schema(name);
+        let saved = loaded.config.to_toml(stage).unwrap();
+        assert!(!saved.contains("advantage") && !saved.contains("kl_coef"), "{saved}");
+        let again = load(&saved, &[], stage).unwrap();
+        assert_eq!((again.config.to_toml(stage).unwrap(), again.warnings.len()), (saved.clone(), 0));
+        assert_eq!(RunConfig::upgrade(&saved, stage).unwrap(), saved);
+    }
+}
+
+#[test]
+fn online_dpo_takes_prompts_with_all_of_their_replies() {
+    let file = |lines: &str| with(&format!("[ppo]\nreward_model = 'rm'\n{lines}\n"));
+    let refused = |lines: &str| message(&file(lines), &[], schema("online-dpo"));
+    assert!(refused("samples_per_prompt = 1").contains("a pair is of two replies"));
+    let parted = refused("samples_per_prompt = 4\nmini_batch_size = 2");
+    assert!(parted.contains("mini_batch_size = 2: must be a multiple of samples_per_prompt = 4"), "{parted}");
+    let set = message(&file(""), &["ppo.kl_coef=0.1"], schema("online-dpo"));
+    assert!(set.contains("`ppo.kl_coef` has no effect on online-dpo: this stage has no KL penalty"), "{set}");
+    assert!(
+        message(RUN, &[], schema("online-dpo")).contains("online-dpo needs something that scores replies")
     );
 }
 

@@ -89,6 +89,8 @@ fn at_most_five_questions_make_a_run_file_that_its_command_reads() {
         "cpo\n@/base\n@/pairs.jsonl\nquick\n@/new.toml\n",
         "distill\n@/base\n@/base\n@/chats.jsonl\nnormal\n",
         "ppo\n@/base\n@/judge\n@/prompts.jsonl, @/pairs.jsonl\nnormal\n",
+        "online-dpo\n@/base\n@/judge\n@/prompts.jsonl\nquick\n",
+        "gkd\n@/base\n@/base\n@/prompts.jsonl\nnormal\n",
         "all\n@/base\n@/pairs.jsonl,@/chats.jsonl\nnormal\n@/new.toml\n",
     ] {
         let (answers, asked, seen) = typed(&folder, &[], lines);
@@ -105,7 +107,8 @@ fn at_most_five_questions_make_a_run_file_that_its_command_reads() {
                 assert_eq!(stages[0].data.train.0, files);
                 assert_eq!(stages[0].ppo.reward_model.0, [path(&folder, "judge")]);
             }
-            "distill" => assert_eq!(stages[0].distill.teacher, Some(path(&folder, "base"))),
+            "online-dpo" => assert_eq!(stages[0].ppo.reward_model.0, [path(&folder, "judge")]),
+            "distill" | "gkd" => assert_eq!(stages[0].distill.teacher, Some(path(&folder, "base"))),
             "all" => {
                 let files = ["chats.jsonl", "pairs.jsonl", "pairs.jsonl"].map(|name| path(&folder, name));
                 assert!(stages.iter().map(|stage| &stage.data.train.0[0]).eq(&files));
@@ -126,7 +129,7 @@ fn an_answer_is_checked_before_the_next_question() {
     let (answers, asked, seen) = typed(&folder, &[], lines);
     assert!(answers.is_ok() && asked == 5, "{seen}");
     for words in [
-        "--stage train: give one of sft, distill, rm, dpo, kto, orpo, simpo, cpo, ppo, grpo, rloo, reinforce, all",
+        "--stage train: give one of sft, distill, rm, dpo, kto, orpo, simpo, cpo, ppo, grpo, rloo, reinforce, online-dpo, gkd, all",
         "nothing",
         "is a reward model: name a language model",
         "is a language model: name the folder of a reward model",
