@@ -74,7 +74,7 @@ pub(crate) fn line(stage: &str, out: &str, more: &str) -> String {
 }
 
 /// The models that a run has loaded, the policy first.
-fn roles(scratch: &Scratch, out: &str) -> Vec<String> {
+pub(crate) fn roles(scratch: &Scratch, out: &str) -> Vec<String> {
     let plan = json(scratch, &format!("{out}/plan.json"));
     let models = plan["memory"].as_array().unwrap();
     models.iter().map(|model| model["role"].as_str().unwrap().to_owned()).collect()
@@ -112,13 +112,13 @@ pub(crate) fn nearly_equal(scratch: &Scratch, left: &str, right: &str) {
     assert!(difference < 1e-5, "{left} and {right}: weights differ by {difference}");
 }
 
-/// GRPO with these settings gives the same numbers on one process and on each mesh.
+/// A stage with these settings gives the same numbers on one process and on each mesh.
 #[track_caller]
-fn equals_one_process(scratch: &Scratch, settings: &str, meshes: &[&str]) {
-    scratch.run(&line("grpo", "alone", settings)).succeeds();
+pub(crate) fn equals_one_process(scratch: &Scratch, stage: &str, settings: &str, meshes: &[&str]) {
+    scratch.run(&line(stage, "alone", settings)).succeeds();
     for (number, mesh) in meshes.iter().enumerate() {
         let out = format!("mesh-{number}");
-        scratch.run(&line("grpo", &out, &format!("{settings} {mesh}"))).succeeds();
+        scratch.run(&line(stage, &out, &format!("{settings} {mesh}"))).succeeds();
         nearly_equal(scratch, "alone", &out);
     }
 }
@@ -131,11 +131,12 @@ pub(crate) fn back_to_step(scratch: &Scratch, out: &str, step: u64, iterations: 
     }
 }
 
-const DATA: &str = "--nproc 2";
-const ZERO: &str = "--nproc 2 --set parallel.zero=3";
-const TENSOR: &str = "--nproc 2 --set parallel.tensor.size=2";
-const PIPELINE: &str = "--nproc 2 --set parallel.pipeline.size=2";
-const ULYSSES: &str = "--nproc 2 --set parallel.sequence.mode='ulysses' --set parallel.sequence.size=2";
+pub(crate) const DATA: &str = "--nproc 2";
+pub(crate) const ZERO: &str = "--nproc 2 --set parallel.zero=3";
+pub(crate) const TENSOR: &str = "--nproc 2 --set parallel.tensor.size=2";
+pub(crate) const PIPELINE: &str = "--nproc 2 --set parallel.pipeline.size=2";
+pub(crate) const ULYSSES: &str =
+    "--nproc 2 --set parallel.sequence.mode='ulysses' --set parallel.sequence.size=2";
 const RING: &str = "--nproc 2 --set parallel.sequence.mode='ring' --set parallel.sequence.size=2";
 
 #[test]
@@ -349,7 +350,7 @@ fn a_rollout_that_was_drawn_ahead_goes_on_on_another_mesh() {
 #[test]
 fn every_mesh_computes_the_same() {
     let scratch = with_run_file();
-    equals_one_process(&scratch, "", &[DATA, ZERO, TENSOR, PIPELINE, ULYSSES]);
+    equals_one_process(&scratch, "grpo", "", &[DATA, ZERO, TENSOR, PIPELINE, ULYSSES]);
 }
 
 /// Two processes cut the groups of a refill in the middle.
@@ -357,7 +358,7 @@ fn every_mesh_computes_the_same() {
 fn refills_and_sequence_losses_are_the_same_on_every_mesh() {
     let scratch = with_run_file();
     let settings = format!("{AHEAD} --set ppo.policy_loss=gspo --set ppo.epochs=2 --set ppo.iterations=4");
-    equals_one_process(&scratch, &settings, &[DATA, "--nproc 3", ZERO, PIPELINE, ULYSSES]);
+    equals_one_process(&scratch, "grpo", &settings, &[DATA, "--nproc 3", ZERO, PIPELINE, ULYSSES]);
     assert!(column(&scratch, "alone", "rollout/refills").iter().any(|&refills| refills > 0.0));
 }
 
@@ -366,7 +367,7 @@ fn refills_and_sequence_losses_are_the_same_on_every_mesh() {
 fn a_step_may_have_fewer_tokens_than_ranks() {
     let scratch = with_run_file();
     let settings = "--set ppo.max_new_tokens=1 --set ppo.mini_batch_size=1 --set ppo.iterations=1";
-    equals_one_process(&scratch, settings, &[DATA, TENSOR, ULYSSES, RING]);
+    equals_one_process(&scratch, "grpo", settings, &[DATA, TENSOR, ULYSSES, RING]);
 }
 
 #[test]
@@ -398,7 +399,7 @@ fn every_budget_gives_the_same_bits() {
 #[test]
 fn adapters_learn_from_groups_on_several_processes_as_on_one() {
     let scratch = with_run_file();
-    equals_one_process(&scratch, "--set model.lora.r=4", &[DATA, ZERO, TENSOR]);
+    equals_one_process(&scratch, "grpo", "--set model.lora.r=4", &[DATA, ZERO, TENSOR]);
     // The reference is the trunk without the adapter.
     let plan = json(&scratch, "alone/plan.json");
     assert_eq!((&plan["memory"][1]["role"], &plan["memory"][1]["weights"]), (&"reference".into(), &0.into()));
@@ -422,7 +423,7 @@ fn a_calculator_answers_between_the_turns() {
                     --set ppo.max_new_tokens=12 --set ppo.iterations=4 --set ppo.staleness=1 \
                     --set environment={kind='calculator'} \
                     --set reward=[{kind='exact'},{kind='length',target=8,tolerance=8}]";
-    equals_one_process(&scratch, settings, &[DATA, TENSOR]);
+    equals_one_process(&scratch, "grpo", settings, &[DATA, TENSOR]);
     let turns = column(&scratch, "alone", "monitor/turns");
     assert!(turns.iter().all(|&turns| turns > 1.0 && turns <= 4.0), "{turns:?}");
     let samples = scratch.read("alone/samples.jsonl");
@@ -457,7 +458,7 @@ fn rewards_of_an_environment_keep_groups_in_the_rollout() {
     scratch.write("environment.sh", REWARDS_LENGTH);
     let settings = "--set reward=[] --set environment={kind='command',command=['/bin/sh','environment.sh']} \
                     --set ppo.dynamic_sampling=true --set ppo.max_refills=4 --set ppo.iterations=2";
-    equals_one_process(&scratch, settings, &[DATA]);
+    equals_one_process(&scratch, "grpo", settings, &[DATA]);
     for row in metrics(&scratch, "alone") {
         assert!(row["groups/zero_variance"].as_f64().unwrap() < 1.0, "{row}");
         assert!(row["rollout/refills"].as_f64().unwrap() < 4.0, "{row}");

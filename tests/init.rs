@@ -27,11 +27,13 @@ fn a_run_file_passes_a_dry_run_as_it_is() {
         ("simpo", "simpo"),
         ("cpo", "cpo"),
         ("ppo", "ppo"),
+        ("online-dpo", "online-dpo"),
+        ("gkd", "gkd"),
         ("all", "pipeline"),
     ] {
         let other = match stage {
-            "ppo" => format!(" --reward-model {}", model("rm")),
-            "distill" => format!(" --teacher {}", model("sft")),
+            "ppo" | "online-dpo" => format!(" --reward-model {}", model("rm")),
+            "distill" | "gkd" => format!(" --teacher {}", model("sft")),
             _ => String::new(),
         };
         let told = scratch.run(&format!(

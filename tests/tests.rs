@@ -55,6 +55,7 @@ mod doctor;
 
 // Learning from given completions: meshes, budgets, resuming, references.
 mod offline;
+mod online;
 
 // Learning from a teacher.
 mod distill;
