@@ -97,12 +97,12 @@ def words(settings):
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def evaluate(options, label, models, data, *words):
+def evaluate(options, label, models, data, *words, tasks=TASKS):
     """The scores of the models by name and task."""
     out = options.work / f"eval-{label}"
     if not (out / "results.json").exists():
         folders = ",".join(map(str, models.values()))
-        program(options, f"eval-{label}.log", "eval", "--model", folders, "--tasks", TASKS, "--data", data, "--output", out, *words)
+        program(options, f"eval-{label}.log", "eval", "--model", folders, "--tasks", tasks, "--data", data, "--output", out, *words)
     results = json.loads((out / "results.json").read_text())
     # The models are in the order in which they were named. Of several metrics of a task the first one counts.
     found = zip(models, results["models"], strict=True)
@@ -140,15 +140,23 @@ def costs_together(*costs):
     return {"seconds": sum(cost["seconds"] for cost in costs), "peak": max(cost["peak"] for cost in costs)}
 
 
-def mean_and_interval(values):
+def wilson(share, count):
+    """A share of a number of questions as a score, with Wilson's 95 % interval."""
+    z = 1.959964
+    middle, scale = share + z * z / (2 * count), 1 + z * z / count
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return {"value": share, "interval": (max(0, (middle - half) / scale), min(1, (middle + half) / scale))}
+
+
+def mean_and_interval(values, digits=1):
     """The mean over seeds with Student's 95 % interval."""
     quantiles = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # of t, by degrees of freedom
     mean, freedom = sum(values) / len(values), len(values) - 1
     if freedom == 0:
-        return f"{mean:.1f}"
+        return f"{mean:.{digits}f}"
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / freedom)
     half = quantiles[freedom] * deviation / math.sqrt(len(values))
-    return f"{mean:.1f} ± {half:.1f}"
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
 def percent(score):
