@@ -223,7 +223,7 @@ impl Client {
         use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
         let host = &self.address.host;
         let untouched = match error {
-            ureq::Error::HostNotFound => {
+            error if is_unknown_name(error) => {
                 Some(format!("the name {host} has no address: check its spelling and the network"))
             }
             ureq::Error::Io(error) if error.kind() == ConnectionRefused => Some(
@@ -282,5 +282,15 @@ impl Client {
 
     fn quoted(&self, text: &str) -> String {
         quoted(&self.headers.without_secrets(text))
+    }
+}
+
+/// Whether the name of the server has no address. Where the resolver of the system says so, the standard
+/// library has no kind of error for it.
+fn is_unknown_name(error: &ureq::Error) -> bool {
+    match error {
+        ureq::Error::HostNotFound => true,
+        ureq::Error::Io(error) => error.to_string().starts_with("failed to lookup address information"),
+        _ => false,
     }
 }

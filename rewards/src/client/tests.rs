@@ -240,3 +240,20 @@ fn settings_that_cannot_work_are_refused_by_name() {
     assert_eq!(key(HttpConfig { timeout: 0.0, ..config.clone() }), "timeout");
     assert_eq!(key(HttpConfig { url: String::new(), ..config }), "url");
 }
+
+/// The standard library says this of a name, and has no kind of error for it.
+#[test]
+fn a_name_without_an_address_was_asked_nothing() {
+    let client = client(&HttpConfig { url: "http://judge.example:1".to_owned(), ..HttpConfig::default() });
+    let text = "failed to lookup address information: Name or service not known";
+    for (error, is_untouched) in [
+        (ureq::Error::HostNotFound, true),
+        (ureq::Error::Io(io::Error::other(text)), true),
+        (ureq::Error::Io(io::Error::other("broken pipe")), false),
+    ] {
+        let failed = client.no_response(&error);
+        assert_eq!(failed.is_untouched, is_untouched, "{error}");
+        let message = failed.error.to_string();
+        assert_eq!(message.contains("the name judge.example has no address"), is_untouched, "{message}");
+    }
+}
