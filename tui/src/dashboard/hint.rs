@@ -244,7 +244,7 @@ pub(super) static RULES: [Rule; 23] = [
     },
     Rule {
         title: "most groups have no variance",
-        meaning: "Replies to a prompt that all have one score have the advantage 0, so few prompts teach anything.",
+        meaning: "Where all replies to a prompt have one score there is nothing to compare, so few prompts teach anything.",
         change: "Use prompts that the policy solves now and then, or raise ppo.samples_per_prompt or ppo.temperature.",
         finds: |numbers| above(numbers.recent("groups/zero_variance")?, 0.5),
     },
