@@ -171,6 +171,7 @@ pub(crate) fn pipeline_from_text(
         }
         stages.insert(stage.name, config);
     }
+
     let running = |stage: &&&StageSchema| steps.contains(&PipelineStep::Stage(stage.name));
     let is_useless = |preset: &&Preset| !schemas.iter().filter(running).any(|stage| preset.covers(stage));
     told.warnings.extend(presets.iter().filter(is_useless).map(|preset| preset.warning("this pipeline")));
@@ -181,10 +182,7 @@ pub(crate) fn pipeline_from_text(
     let of_parts = finding::by_parts(&tree, &steps, unused);
     let warnings = told.conclude(of_parts, &steps, schemas)?;
 
-    if steps.contains(&PipelineStep::Eval) && common.eval.tasks.0.is_empty() && !makes_rows(&steps) {
-        let what = "tasks for the part `eval` of [pipeline] stages";
-        return Err(ConfigError::Needed { key: "eval.tasks", stage: "pipeline", what });
-    }
+    check_tasks(&steps, &common)?;
     Ok(PipelineConfig {
         seed: common.seed,
         out: required_out(common.out, "pipeline")?,
@@ -200,6 +198,15 @@ pub(crate) fn pipeline_from_text(
         warnings,
         origins: Origins::of(&tree),
     })
+}
+
+/// Refuses a pipeline whose part `eval` has nothing to ask.
+fn check_tasks(steps: &[PipelineStep], common: &RunConfig) -> Result<(), ConfigError> {
+    if steps.contains(&PipelineStep::Eval) && common.eval.tasks.0.is_empty() && !makes_rows(steps) {
+        let what = "tasks for the part `eval` of [pipeline] stages";
+        return Err(ConfigError::Needed { key: "eval.tasks", stage: "pipeline", what });
+    }
+    Ok(())
 }
 
 fn from_text(

@@ -2,39 +2,31 @@
 //! each process, the rows, the plan, and the run. The stages themselves are files with their texts and
 //! defaults.
 
-use std::path::{Path, PathBuf};
+mod algorithm;
+mod roles;
+
+use std::path::Path;
 use std::sync::Arc;
 
 use datasets::{PromptRow, SftRow, Tokenizer};
-use inference::model_folder::{ModelFolder, Trunk};
 use inference::session::{self, check_vocabulary};
-use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
-use models::decoder::HeadKind;
-use models::lora::LoraPlan;
-use models::scalar_model::ScalarModel;
-use parallel::ProcessGroups;
-use rlhf::loss::preference::PreferenceLoss;
 use rlhf::on_policy::Data;
-use rlhf::online::Settings;
-use rlhf::online::distill::Gkd;
-use rlhf::online::dpo::OnlineDpo;
-use rlhf::ppo::{CRITIC_FOLDER, Ppo};
 use rlhf::rollout::RolloutModels;
-use rlhf::run::StageRun;
-use tch::Kind;
 use text::number::counted;
 use tui::dashboard::{Charts, THROUGHPUT};
 
-use super::context::{self, Hooks, StageContext, run_in_folder, tokenizer, trainable_options};
+use self::algorithm::Algorithm;
+use self::roles::{ModelSet, PerRole, PlannedRole};
+use super::context::{self, Hooks, StageContext, run_in_folder, tokenizer};
 use super::definition::{InitKey, InitSizes, OtherModel, PipelineFolder};
 use super::episodes;
-use super::model_memory::{ParameterCounts, PlannedModel};
+use super::model_memory::ParameterCounts;
 use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
 use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
 use super::tasks::Tasks;
-use super::{distill, predict, rm, rows, sft};
+use super::{distill, predict, rows, sft};
 use crate::config::stage::IgnoredKey;
 use crate::config::{ConfigError, RunConfig, StageSchema, Units};
 use crate::model_folder;
@@ -104,138 +96,10 @@ pub(super) fn group_init_keys(sizes: &InitSizes, kl_coef: &str) -> Vec<InitKey> 
     ]
 }
 
-/// What a stage learns of its rollouts. The keys that the stage reads tell which it is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Algorithm {
-    /// Tokens with advantages: PPO, GRPO, RLOO, REINFORCE++ and kin.
-    PolicyGradient,
-    /// Pairs of replies.
-    OnlineDpo,
-    /// What a teacher says of the replies.
-    Distillation,
-}
-
-impl Algorithm {
-    fn of(stage: &StageSchema) -> Self {
-        if stage.reads("distill.teacher") {
-            Self::Distillation
-        } else if stage.reads("dpo.beta") {
-            Self::OnlineDpo
-        } else {
-            Self::PolicyGradient
-        }
-    }
-
-    /// Whether it compares the policy with a reference.
-    fn has_reference(self, config: &RunConfig) -> bool {
-        match self {
-            Self::PolicyGradient => config.ppo.has_reference(),
-            Self::OnlineDpo => config.dpo.has_reference(),
-            Self::Distillation => false,
-        }
-    }
-
-    /// The sequences of a row of an optimizer step, and the replies to a prompt that become rows, if any do.
-    fn rows(self, config: &RunConfig) -> (usize, Option<usize>) {
-        match self {
-            Self::PolicyGradient => (1, None),
-            Self::OnlineDpo => (2, Some(2)),
-            Self::Distillation => (1, Some(config.ppo.samples_per_prompt)),
-        }
-    }
-}
-
-/// The loaded models. Those that are adapters of the same model share its weights.
-struct ModelSet {
-    policy: CausalLm,
-    reference: Option<CausalLm>,
-    critic: Option<ScalarModel>,
-    teacher: Option<CausalLm>,
-    rewards: Vec<ScalarModel>,
-}
-
-/// One value for each model.
-struct PerRole<T> {
-    policy: T,
-    /// `None` without a KL penalty, and if the loss of pairs has none.
-    reference: Option<T>,
-    /// `None` if there are no advantages, or if they come from the other replies to the same prompt.
-    critic: Option<T>,
-    /// The teacher of a distillation.
-    teacher: Option<T>,
-    rewards: Vec<T>,
-}
-
 /// The rows of the stage, checked against its models.
 struct Inputs {
     prompts: rows::EncodedRows<PromptRow>,
     ptx: rows::EncodedRows<SftRow>,
-}
-
-impl<T: Clone> PerRole<T> {
-    /// Calls `find` for each model with the setting that names it and the name that the setting gives. By
-    /// default the reference is the policy, and the critic starts as the first reward model.
-    fn find(
-        config: &RunConfig,
-        stage: &StageSchema,
-        mut find: impl FnMut(&'static str, &str) -> anyhow::Result<T>,
-    ) -> anyhow::Result<Self> {
-        let ppo = &config.ppo;
-        let policy = find("model.path", config.model_path(stage)?)?;
-        let models = reward_list::models(config);
-        let rewards: Vec<T> =
-            models.iter().map(|model| find(model.key, model.folder)).collect::<Result<_, _>>()?;
-        let mut named = |key, name: Option<&str>, otherwise: Option<&T>| match (name, otherwise) {
-            (Some(name), _) => find(key, name),
-            (None, Some(otherwise)) => Ok(otherwise.clone()),
-            (None, None) => {
-                Err(ConfigError::Needed { key, stage: stage.name, what: "a model to start from" }.into())
-            }
-        };
-        let algorithm = Algorithm::of(stage);
-        let reference = if algorithm.has_reference(config) {
-            Some(named("ppo.reference_model", ppo.reference_model.as_deref(), Some(&policy))?)
-        } else {
-            None
-        };
-        let critic = if ppo.advantage_estimator.has_critic() {
-            Some(named("ppo.critic_model", ppo.critic_model.as_deref(), rewards.first())?)
-        } else {
-            None
-        };
-        let teacher = match algorithm {
-            Algorithm::Distillation => Some(find("distill.teacher", distill::teacher_name(config, stage)?)?),
-            _ => None,
-        };
-        Ok(Self { policy, reference, critic, teacher, rewards })
-    }
-}
-
-impl<T> PerRole<T> {
-    /// Converts the value of each model.
-    fn map<U>(&self, mut to: impl FnMut(&T) -> anyhow::Result<U>) -> anyhow::Result<PerRole<U>> {
-        Ok(PerRole {
-            policy: to(&self.policy)?,
-            reference: self.reference.as_ref().map(&mut to).transpose()?,
-            critic: self.critic.as_ref().map(&mut to).transpose()?,
-            teacher: self.teacher.as_ref().map(&mut to).transpose()?,
-            rewards: self.rewards.iter().map(&mut to).collect::<Result<_, _>>()?,
-        })
-    }
-
-    /// The models besides the policy, with their roles.
-    fn others(&self) -> Vec<(&'static str, &T)> {
-        let rewards = self.rewards.iter().map(|reward| ("reward", reward));
-        let critic = self.critic.iter().map(|critic| ("critic", critic));
-        let teacher = self.teacher.iter().map(|teacher| ("teacher", teacher));
-        let reference = self.reference.iter().map(|reference| ("reference", reference));
-        reference.chain(rewards).chain(critic).chain(teacher).collect()
-    }
-
-    /// All models, the policy first.
-    fn all(&self) -> Vec<&T> {
-        std::iter::once(&self.policy).chain(self.others().into_iter().map(|(_, model)| model)).collect()
-    }
 }
 
 /// Sets the paths of a pipeline. Its reward model scores the replies unless the file has rewards of its own.
@@ -347,45 +211,13 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     };
 
     let groups = Arc::clone(ctx.groups);
-    let train = training(config, ctx.stage, (roles, models.teacher.as_ref()), data, &groups)?;
+    let algorithm = Algorithm::of(ctx.stage);
+    let train = algorithm.training(config, (roles, models.teacher.as_ref()), data, &groups)?;
     let companions = |folder: &Path| model_folder::save_tokenizer(folder, &tokenizer, models.policy.config());
     let policy = (&models.policy, &tokenizer);
     let evaluate_tasks = tasks.as_ref().map(|tasks| move |step| tasks.evaluate(policy, step));
     let hooks = Hooks::new(&companions, evaluate_tasks.as_ref());
     run_in_folder(config, plan, &hooks, ctx, train)
-}
-
-/// Trains the models of a stage.
-type Training<'a> = Box<dyn FnMut(&mut StageRun<'_>) -> Result<(), rlhf::Error> + 'a>;
-
-/// Begins what trains the models: the algorithm of the stage in the loop of all of them.
-fn training<'a>(
-    config: &'a RunConfig,
-    stage: &StageSchema,
-    (roles, teacher): (RolloutModels<'a>, Option<&'a CausalLm>),
-    data: Data<'a>,
-    groups: &'a Arc<ProcessGroups>,
-) -> Result<Training<'a>, rlhf::Error> {
-    let RunConfig { ppo, train, seed, .. } = config;
-    let seed = *seed;
-    let training: Training<'a> = match Algorithm::of(stage) {
-        Algorithm::PolicyGradient => {
-            let mut stage = Ppo::new(roles, data, ppo, train, seed, groups)?;
-            Box::new(move |run: &mut StageRun<'_>| stage.train(run))
-        }
-        Algorithm::OnlineDpo => {
-            let settings = Settings { rollouts: ppo, algorithm: &config.dpo, train, seed };
-            let mut stage = OnlineDpo::new(roles, data, &settings, groups)?;
-            Box::new(move |run: &mut StageRun<'_>| stage.train(run))
-        }
-        Algorithm::Distillation => {
-            let teacher = teacher.expect("a distillation has a teacher");
-            let settings = Settings { rollouts: ppo, algorithm: &config.distill, train, seed };
-            let mut stage = Gkd::new(roles, teacher, data, &settings, groups)?;
-            Box::new(move |run: &mut StageRun<'_>| stage.train(run))
-        }
-    };
-    Ok(training)
 }
 
 /// Reads the rows and checks them against the configurations of the models. Reads no weights.
@@ -431,79 +263,7 @@ fn reply_tokens(config: &RunConfig, positions: usize) -> usize {
     most.min(positions)
 }
 
-/// What is planned for a model: its configuration, and what of it the trunk of the policy holds.
-struct PlannedRole {
-    config: Config,
-    lora: Option<Arc<LoraPlan>>,
-    shares_trunk: bool,
-}
-
 impl PerRole<PlannedRole> {
-    /// What is planned for the models of `folders`.
-    fn find_planned(
-        config: &RunConfig,
-        folders: &PerRole<ModelFolder>,
-        adapter: Option<&Arc<LoraPlan>>,
-    ) -> anyhow::Result<Self> {
-        let kind = config.model.dtype.kind();
-        let trunk = TrunkPlace::of_policy(&folders.policy, adapter.is_some(), kind);
-        let role = |folder: &ModelFolder, is_scalar: bool, kind| -> anyhow::Result<PlannedRole> {
-            let shares_trunk = trunk.as_ref().is_some_and(|trunk| trunk.holds(folder, is_scalar, kind));
-            let lora = context::trained_adapter(None, folder)?;
-            Ok(PlannedRole { config: folder.config()?, lora, shares_trunk })
-        };
-        let policy = context::trained_adapter(adapter, &folders.policy)?;
-        Ok(Self {
-            // The trunk is counted here.
-            policy: PlannedRole { config: folders.policy.config()?, lora: policy, shares_trunk: false },
-            reference: folders.reference.as_ref().map(|folder| role(folder, false, kind)).transpose()?,
-            critic: folders.critic.as_ref().map(|folder| role(folder, true, kind)).transpose()?,
-            // It has weights of its own, because its vocabulary may have been larger.
-            teacher: folders
-                .teacher
-                .as_ref()
-                .map(|folder| {
-                    Ok::<_, anyhow::Error>(PlannedRole { shares_trunk: false, ..role(folder, false, kind)? })
-                })
-                .transpose()?,
-            rewards: folders
-                .rewards
-                .iter()
-                .map(|folder| role(folder, true, Kind::Float))
-                .collect::<Result<_, _>>()?,
-        })
-    }
-
-    /// What is loaded of each model. Only the policy and the critic are trained.
-    fn planned(&self, config: &RunConfig) -> Vec<PlannedModel<'_>> {
-        fn planned<'a>(
-            role: &'static str,
-            planned: &'a PlannedRole,
-            head: HeadKind,
-            kind: Kind,
-        ) -> PlannedModel<'a> {
-            let PlannedRole { config, lora, shares_trunk } = planned;
-            let (lora, shares_trunk) = (lora.as_ref(), *shares_trunk);
-            PlannedModel { lora, shares_trunk, ..PlannedModel::trained(role, config, head, kind) }
-        }
-        fn frozen(model: PlannedModel<'_>) -> PlannedModel<'_> {
-            PlannedModel { is_trained: false, ..model }
-        }
-        let kind = config.model.dtype.kind();
-        let mut models = vec![
-            planned("policy", &self.policy, HeadKind::Vocabulary, kind)
-                .with_adapter(self.policy.lora.as_ref()),
-        ];
-        models.extend(self.critic.iter().map(|critic| planned("critic", critic, HeadKind::Scalar, kind)));
-        let reference = self.reference.iter();
-        models.extend(reference.map(|model| frozen(planned("reference", model, HeadKind::Vocabulary, kind))));
-        let teacher = self.teacher.iter();
-        models.extend(teacher.map(|model| frozen(planned("teacher", model, HeadKind::Vocabulary, kind))));
-        let rewards = self.rewards.iter();
-        models.extend(rewards.map(|reward| frozen(planned("reward", reward, HeadKind::Scalar, Kind::Float))));
-        models
-    }
-
     /// The plan for these models.
     fn plan(
         &self,
@@ -515,17 +275,17 @@ impl PerRole<PlannedRole> {
         let Inputs { prompts, ptx } = inputs;
         let prompt = RowTokens::mean(&prompts.rows, |row| ([row.input_ids.len()], 0));
         let positions = self.policy.config.max_positions() as usize;
-        let (per_row, learned_per_prompt) = Algorithm::of(ctx.stage).rows(config);
+        let algorithm = Algorithm::of(ctx.stage);
         let bytes = config.model.dtype.kind().elt_size_in_bytes();
         let states = self.teacher.iter().map(|teacher| teacher.config.architecture().hidden_size as usize);
         let lengths = SequenceLengths {
             new_tokens: config.ppo.max_new_tokens.min(positions),
             reply_tokens: reply_tokens(config, positions),
-            learned_per_prompt,
+            learned_per_prompt: algorithm.learned_per_prompt(config),
             task_replies,
             ptx: (config.ppo.ptx_coef > 0.0).then(|| sft::mean_row(&ptx.rows)),
             frozen_state: states.map(|state| state * bytes).sum(),
-            ..SequenceLengths::of(prompts, per_row, prompt)
+            ..SequenceLengths::of(prompts, algorithm.sequences_per_row(), prompt)
         };
         let mut models = predict::check(config, ctx, &self.planned(config), &lengths)?;
 
@@ -539,139 +299,5 @@ impl PerRole<PlannedRole> {
         }
         let steps = (config.ppo.iterations, config.ppo.replies()?);
         Ok(Plan::new(ctx.stage, ctx.mesh, models, prompts, steps))
-    }
-}
-
-impl PerRole<ModelFolder> {
-    /// Returns the folders to load from. In a resumed run, the policy and the critic are in the checkpoint.
-    fn resumed_from(self, checkpoint: Option<&Path>) -> anyhow::Result<Self> {
-        let Some(path) = checkpoint else { return Ok(self) };
-        let critic = self.critic.map(|_| ModelFolder::open(path.join(CRITIC_FOLDER))).transpose()?;
-        Ok(Self { policy: ModelFolder::open(path.to_owned())?, critic, ..self })
-    }
-
-    /// Refuses models whose tokenizer differs from `own`, the tokenizer of the policy: all models receive
-    /// the ids that it produces.
-    fn check_tokenizers(&self, own: &Tokenizer, groups: &ProcessGroups) -> anyhow::Result<()> {
-        let mut seen = vec![&self.policy];
-        for (role, folder) in self.others() {
-            if seen.contains(&folder) {
-                continue;
-            }
-            seen.push(folder);
-            context::check_tokenizer_of(own, role, folder, groups)?;
-        }
-        Ok(())
-    }
-}
-
-impl ModelSet {
-    fn load(
-        config: &RunConfig,
-        folders: &PerRole<ModelFolder>,
-        adapter: Option<&Arc<LoraPlan>>,
-        ctx: &StageContext<'_>,
-    ) -> anyhow::Result<Self> {
-        let options = trainable_options(config, ctx)?;
-        let trunk = PolicyTrunk::load(&folders.policy, adapter.is_some(), &options)?;
-        // What does not lie on the policy's trunk has weights of its own, as numbers.
-        let options = LoadOptions { quantize: None, ..options };
-        let frozen = |kind| LoadOptions { kind, trainable: false, ..options.clone() };
-        let scalar_model = |folder: &ModelFolder, options: &LoadOptions| {
-            PolicyTrunk::scalar_model(trunk.as_ref(), folder, config.seed, options)
-        };
-        Ok(Self {
-            policy: match (&trunk, adapter) {
-                (Some(trunk), Some(lora)) => trunk.weights.with_new_adapter(lora, config.seed)?,
-                _ => PolicyTrunk::causal_lm(trunk.as_ref(), &folders.policy, &options)?,
-            },
-            reference: match &folders.reference {
-                Some(folder) => Some(PolicyTrunk::causal_lm(trunk.as_ref(), folder, &frozen(options.kind))?),
-                None => None,
-            },
-            critic: match &folders.critic {
-                Some(folder) => Some(scalar_model(folder, &options)?),
-                None => None,
-            },
-            teacher: match &folders.teacher {
-                // Rows of the teacher's vocabulary that no token has are left out.
-                Some(folder) => {
-                    let vocab_size = folders.policy.config()?.vocab_size();
-                    Some(CausalLm::load_resized(folder.path(), vocab_size, &frozen(options.kind))?)
-                }
-                None => None,
-            },
-            rewards: folders
-                .rewards
-                .iter()
-                .map(|folder| scalar_model(folder, &frozen(Kind::Float)))
-                .collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-/// Where the frozen weights are that the policy's adapter belongs to, and the dtype in which they are held.
-/// Every other model that is an adapter of them, or is these weights themselves, shares their memory.
-struct TrunkPlace {
-    folder: PathBuf,
-    kind: Kind,
-}
-
-impl TrunkPlace {
-    /// The trunk of a policy that is an adapter, or gets one; `None` for one that is trained whole.
-    fn of_policy(policy: &ModelFolder, gets_adapter: bool, kind: Kind) -> Option<Self> {
-        let has_adapter = gets_adapter || policy.base().is_some();
-        has_adapter.then(|| Self { folder: policy.trunk_path(), kind })
-    }
-
-    /// Whether the trunk holds the weights of `folder` in this dtype, apart from an adapter. A whole scalar
-    /// model has weights of its own.
-    fn holds(&self, folder: &ModelFolder, is_scalar: bool, kind: Kind) -> bool {
-        let is_on_trunk = !is_scalar || folder.base().is_some();
-        is_on_trunk && folder.trunk_path() == self.folder && kind == self.kind
-    }
-}
-
-/// The weights to which the policy's adapter belongs.
-struct PolicyTrunk {
-    place: TrunkPlace,
-    weights: Trunk,
-}
-
-impl PolicyTrunk {
-    /// Loads the trunk of the policy, if it has one.
-    fn load(
-        policy: &ModelFolder,
-        gets_adapter: bool,
-        options: &LoadOptions,
-    ) -> Result<Option<Self>, models::Error> {
-        let Some(place) = TrunkPlace::of_policy(policy, gets_adapter, options.kind) else { return Ok(None) };
-        Ok(Some(Self { place, weights: Trunk::load(policy, options)? }))
-    }
-
-    /// Loads a language model, on the trunk if it belongs there.
-    fn causal_lm(
-        trunk: Option<&Self>,
-        folder: &ModelFolder,
-        options: &LoadOptions,
-    ) -> Result<CausalLm, models::Error> {
-        match trunk.filter(|trunk| trunk.place.holds(folder, false, options.kind)) {
-            None => folder.causal_lm(options),
-            Some(trunk) => trunk.weights.causal_lm(folder, options.trainable),
-        }
-    }
-
-    /// Loads a scalar model, on the trunk if it belongs there.
-    fn scalar_model(
-        trunk: Option<&Self>,
-        folder: &ModelFolder,
-        seed: u64,
-        options: &LoadOptions,
-    ) -> Result<ScalarModel, models::Error> {
-        match trunk.filter(|trunk| trunk.place.holds(folder, true, options.kind)) {
-            None if options.trainable => rm::load(folder, None, seed, options),
-            None => folder.scalar_model(options),
-            Some(trunk) => trunk.weights.scalar_model(folder, None, options.trainable),
-        }
     }
 }
