@@ -50,14 +50,14 @@ pub struct PpoConfig {
     pub epochs: usize,
     /// Number of replies per optimizer step. It divides `rollout_batch_size` x `samples_per_prompt`.
     pub mini_batch_size: usize,
-    /// Whether prompts whose replies all have the same reward are replaced by further prompts, until there are
-    /// `rollout_batch_size` others (DAPO).
+    /// Whether prompts whose replies all have the same reward are replaced by further prompts, until there
+    /// are `rollout_batch_size` others (DAPO).
     pub dynamic_sampling: bool,
-    /// How often a rollout is filled up by `dynamic_sampling`. What is missing then is taken from the replaced
-    /// prompts.
+    /// How often a rollout is filled up by `dynamic_sampling`. What is missing then is taken from the
+    /// replaced prompts.
     pub max_refills: usize,
-    /// How many iterations the policy that writes a rollout may be behind the one that learns from it: 0, or 1,
-    /// which lets programs and servers score replies while the policy learns.
+    /// How many iterations the policy that writes a rollout may be behind the one that learns from it: 0, or
+    /// 1, which lets programs and servers score replies while the policy learns.
     pub staleness: usize,
     /// What each epoch brings into a new order: `replies`, as TRL does, or `prompts` with all their replies,
     /// which takes less time.
@@ -96,12 +96,12 @@ pub struct PpoConfig {
     /// `opo`, `maxrl` and `pass_at_k` by comparing the replies to the same prompt; `reinforce_plus_plus` from
     /// the rewards to come; `remax` by comparing with a greedy reply.
     pub advantage_estimator: AdvantageEstimator,
-    /// What `advantage_estimator = "grpo"` and `"pass_at_k"` divide by: the standard deviation of the `group` or of the `batch`,
-    /// or nothing (`none`, Dr. GRPO).
+    /// What `advantage_estimator = "grpo"` and `"pass_at_k"` divide by: the standard deviation of the `group`
+    /// or of the `batch`, or nothing (`none`, Dr. GRPO).
     /// TRL: `scale_rewards`.
     pub advantage_scale: AdvantageScale,
-    /// The number of replies whose best one `advantage_estimator = "pass_at_k"` raises. If absent, all replies
-    /// to a prompt.
+    /// The number of replies whose best one `advantage_estimator = "pass_at_k"` raises. If absent, all
+    /// replies to a prompt.
     pub pass_k: Option<usize>,
     /// Discount of GAE and of `reinforce_plus_plus`.
     pub gamma: f64,
@@ -145,8 +145,8 @@ pub struct PpoConfig {
     pub vf_coef: f64,
     /// Weight of the entropy bonus; the first one with `entropy_target`.
     pub entropy_coef: f64,
-    /// The mean entropy of a token, in nats, below which the weight of the entropy bonus is raised. If absent,
-    /// the weight is fixed.
+    /// The mean entropy of a token, in nats, below which the weight of the entropy bonus is raised. If
+    /// absent, the weight is fixed.
     pub entropy_target: Option<f64>,
     /// By how much `entropy_target` changes the weight of the entropy bonus in an iteration.
     pub entropy_delta: f64,
@@ -175,16 +175,16 @@ pub struct PpoConfig {
     pub overlong_buffer: usize,
     /// The penalty of a reply of `max_new_tokens` tokens, if `overlong_buffer` is above 0.
     pub overlong_penalty: f64,
-    /// Whether replies that did not end by themselves are left out of the policy loss. They still count in the
-    /// baseline of their prompt.
+    /// Whether replies that did not end by themselves are left out of the policy loss. They still count in
+    /// the baseline of their prompt.
     /// TRL: `mask_truncated_completions`.
     pub mask_truncated: bool,
     /// The peak learning rate of the critic. The peak of the policy is `[train] lr`.
     pub critic_lr: f64,
     /// Number of iterations at the start in which only the critic is trained.
     pub critic_warmup: u64,
-    /// A sequence-classification folder, or a list of them, whose scores are added: a short form of `[[reward]]`
-    /// with `kind = "model"` and the weight 1.
+    /// A sequence-classification folder, or a list of them, whose scores are added: a short form of
+    /// `[[reward]]` with `kind = "model"` and the weight 1.
     pub reward_model: Names,
     /// The folder of the reference. If absent, the initial policy.
     pub reference_model: Option<String>,
@@ -338,24 +338,15 @@ impl PpoConfig {
     /// The same settings for an algorithm without rewards: those of rewards have their defaults.
     #[must_use]
     pub fn without_rewards(self) -> Self {
-        let Self {
-            dynamic_sampling,
-            max_refills,
-            score_clip,
-            missing_eos_penalty,
-            overlong_buffer,
-            overlong_penalty,
-            reward_model,
-            ..
-        } = Self::default();
+        let default = Self::default();
         Self {
-            dynamic_sampling,
-            max_refills,
-            score_clip,
-            missing_eos_penalty,
-            overlong_buffer,
-            overlong_penalty,
-            reward_model,
+            dynamic_sampling: default.dynamic_sampling,
+            max_refills: default.max_refills,
+            score_clip: default.score_clip,
+            missing_eos_penalty: default.missing_eos_penalty,
+            overlong_buffer: default.overlong_buffer,
+            overlong_penalty: default.overlong_penalty,
+            reward_model: default.reward_model,
             ..self
         }
     }

@@ -1,5 +1,5 @@
-//! Knowledge distillation: a student learns the distributions of a teacher, over the full vocabulary or over the
-//! teacher's likeliest tokens, on given rows (Hinton et al. 2015, arXiv 1503.02531; Agarwal et al. 2024,
+//! Knowledge distillation: a student learns the distributions of a teacher, over the full vocabulary or over
+//! the teacher's likeliest tokens, on given rows (Hinton et al. 2015, arXiv 1503.02531; Agarwal et al. 2024,
 //! arXiv 2306.13649).
 //!
 //! ```text

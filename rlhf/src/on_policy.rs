@@ -3,7 +3,7 @@
 //! ```text
 //! OnPolicy::train, each iteration
 //!   sample              prompts, replies, and one reward for each reply        rollout_sampler
-//!   Learner::prepare    what the models say of the replies, and what is learnt of that
+//!   Learner::prepare    log-probabilities of the models; advantages, pairs or rows for the update
 //!   Learner::update     optimizer steps on mini-batches of the rollout
 //!   log, save a checkpoint, ask tasks                                          run
 //! ```
@@ -112,8 +112,10 @@ pub trait Learner<'a> {
     /// The state of the algorithm.
     fn state(&self) -> Self::State;
 
-    /// Goes on with the state of the checkpoint `folder`.
-    fn restore(&mut self, state: Self::State, folder: &Path) -> Result<(), Error>;
+    /// Goes on with the state of the checkpoint `folder`. An algorithm without a state has nothing to do.
+    fn restore(&mut self, _state: Self::State, _folder: &Path) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Writes the other models that are trained, with their optimizers.
     fn save_others(&self, _folder: &Path) -> Result<(), Error> {
@@ -180,6 +182,7 @@ impl<'a, L: Learner<'a>> OnPolicy<'a, L> {
         let ids = data.prompts.iter().map(|row| &row.input_ids);
         let ptx = data.ptx.iter().flat_map(|row| [&row.input_ids, &row.labels]);
         let content_hash = datasets::rows::content_hash(ids.chain(ptx));
+
         let generation = Generation {
             policy: learner.models().policy,
             rows: data.prompts,
@@ -217,8 +220,8 @@ impl<'a, L: Learner<'a>> OnPolicy<'a, L> {
             let mut sampled = self.sample(iteration, &mut pass, run)?;
             let rollout_seconds = started.elapsed().as_secs_f64();
 
-            // 2. What is learnt: every rank computes it from all replies, because much of it needs the
-            // statistics of the full rollout.
+            // 2. What the update reads: every rank computes it from all replies, because much of it needs
+            // the statistics of the full rollout.
             (run.progress)(Phase::Score, iteration - 1);
             let mut metrics = self.rollout_metrics(&sampled);
             let data = self.learner.prepare(&mut sampled, &mut pass, &mut metrics)?;
@@ -233,12 +236,8 @@ impl<'a, L: Learner<'a>> OnPolicy<'a, L> {
             self.learner.models().memory.end_step();
             let seconds = started.elapsed().as_secs_f64();
 
-            let tokens = sampled.rollout.ids.len();
-            tokens_since_log += tokens as u64;
-            let [scored_tokens] = groups.model_replicas().all_reduce_sum([pass.tokens as f64])?;
-            metrics.push("tokens", tokens as f64);
-            metrics.push("units/score", scored_tokens / tokens as f64);
-            metrics.push("units/update", self.units_per_trained_token() * trained_tokens / tokens as f64);
+            tokens_since_log += sampled.rollout.ids.len() as u64;
+            self.push_work(&sampled, &pass, trained_tokens, &mut metrics)?;
             metrics.push("timing/rollout", rollout_seconds);
             metrics.push("timing/score", scored_seconds);
             metrics.push("timing/update", seconds - rollout_seconds - scored_seconds);
@@ -286,6 +285,23 @@ impl<'a, L: Learner<'a>> OnPolicy<'a, L> {
         metrics::push_replies(&sampled.rollout, &mut metrics);
         metrics::push_monitors(sampled, has_rewards, &mut metrics);
         metrics
+    }
+
+    /// Adds the number of tokens of the rollout, and the work of the iteration in units of a forward pass
+    /// over them. `pass` has scored the replies, and `trained_tokens` went forward and backward on all ranks.
+    fn push_work(
+        &self,
+        sampled: &Sampled,
+        pass: &Pass<'_>,
+        trained_tokens: f64,
+        metrics: &mut Metrics,
+    ) -> Result<(), Error> {
+        let tokens = sampled.rollout.ids.len() as f64;
+        let [scored_tokens] = self.groups.model_replicas().all_reduce_sum([pass.tokens as f64])?;
+        metrics.push("tokens", tokens);
+        metrics.push("units/score", scored_tokens / tokens);
+        metrics.push("units/update", self.units_per_trained_token() * trained_tokens / tokens);
+        Ok(())
     }
 
     /// Checks that the ranks hold the same copies of all models.

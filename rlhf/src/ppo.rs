@@ -11,13 +11,13 @@
 //!     update_policy       all mini-batches: the policy loss                           loss::PolicyRule
 //!     Critic::update      afterwards, all mini-batches: the clipped value loss        loss::value_loss
 //! ```
-//! The algorithms differ in settings alone: the estimator of advantages, the policy loss, the mean over tokens
-//! and the place of the KL penalty.
+//! The algorithms differ in settings alone: the estimator of advantages, the policy loss, the mean over
+//! tokens and the place of the KL penalty.
 //!
-//! Policy and critic have one optimizer each. Each loss is a sum over the tokens (policy) or the slots (critic)
-//! of a mini-batch, with weights from the counts of the full mini-batch. The split into micro-batches therefore
-//! does not change the loss. Replies without a reward are in no mini-batch. Dropout is off in all models.
-//! Metrics have the names of TRL; `docs/ppo.md` explains them.
+//! Policy and critic have one optimizer each. Each loss is a sum over the tokens (policy) or the slots
+//! (critic) of a mini-batch, with weights from the counts of the full mini-batch. The split into
+//! micro-batches therefore does not change the loss. Replies without a reward are in no mini-batch. Dropout
+//! is off in all models. Metrics have the names of TRL; `docs/grpo.md` explains them.
 //!
 //! A checkpoint contains the model folder of the critic under [`CRITIC_FOLDER`], with the state of its
 //! optimizer.

@@ -9,8 +9,8 @@
 //!   refill           draw, score and keep again while groups are missing
 //! ```
 //! Dynamic sampling: Yu et al. 2025 (DAPO, arXiv 2503.14476), equation 11. A refill draws as many prompts as
-//! groups are missing. After `max_refills` rounds the place of missing groups is taken by groups that were set
-//! aside, whose advantages are zero or nearly so; the number of replies of an iteration never changes.
+//! groups are missing. After `max_refills` rounds the place of missing groups is taken by groups that were
+//! set aside, whose advantages are zero or nearly so; the number of replies of an iteration never changes.
 //!
 //! A rollout that is drawn ahead was written by the policy of one update earlier. Its scorers work while the
 //! policy learns from the rollout before. [`crate::correction`] says how the update accounts for it.
@@ -39,8 +39,8 @@ use crate::score::ScoreShaping;
 
 /// The first purpose of the seeds of shuffles, one for each epoch of an iteration.
 const SHUFFLES: u64 = 1;
-/// The first purpose of the seeds of sampling, but for the first turn of the first round, which has purpose 0.
-/// Each round has as many purposes as an episode may have turns.
+/// The first purpose of the seeds of sampling, but for the first turn of the first round, which has purpose
+/// 0. Each round has as many purposes as an episode may have turns.
 const ROUNDS: u64 = 1 << 32;
 /// The most turns of an episode that have seeds of their own.
 pub(crate) const MOST_TURNS: u64 = 1 << 16;
@@ -212,8 +212,8 @@ impl<'a> RolloutSampler<'a> {
         Ok(kept)
     }
 
-    /// Generates the replies to the next `count` prompts, whose groups are numbered from `first_group` on, and
-    /// lets the scorers begin.
+    /// Generates the replies to the next `count` prompts, whose groups are numbered from `first_group` on,
+    /// and lets the scorers begin.
     fn draw(&mut self, iteration: u64, round: u64, count: usize, first_group: usize) -> Result<Drawn, Error> {
         let rows = self.prompts.next_batch(count);
         let draw = |(index, &prompt): (usize, &usize)| Draw { prompt, group: first_group + index };
@@ -471,9 +471,9 @@ pub(crate) fn shuffle_seed(seed: u64, iteration: u64, epoch: usize) -> u64 {
     derived_seed(seed, iteration, SHUFFLES + epoch as u64)
 }
 
-/// Derives the seed for one `purpose` of one iteration: 0 is the first turn of the first round, `1 + epoch` the
-/// shuffle of that epoch, and later turns and rounds come from [`ROUNDS`] on. With it, a resumed run needs no
-/// saved `rng_state`.
+/// Derives the seed for one `purpose` of one iteration: 0 is the first turn of the first round, `1 + epoch`
+/// the shuffle of that epoch, and later turns and rounds come from [`ROUNDS`] on. With it, a resumed run
+/// needs no saved `rng_state`.
 fn derived_seed(seed: u64, iteration: u64, purpose: u64) -> u64 {
     let mut generator = ChaCha8Rng::seed_from_u64(seed);
     generator.set_stream(iteration);

@@ -11,9 +11,9 @@
 //!   clip, update, zero the gradients                                 Engine::step
 //!   log, evaluate, save a checkpoint, ask tasks                      Objective::evaluate, StageRun
 //! ```
-//! A micro-batch divides its losses by the counts of the full step ([`Objective::begin_step`]), and the losses
-//! of a step are the sum over its micro-batches. Therefore neither the split into micro-batches nor the split
-//! over ranks changes the gradient. The loop contains no loss formula and no row format.
+//! A micro-batch divides its losses by the counts of the full step ([`Objective::begin_step`]), and the
+//! losses of a step are the sum over its micro-batches. Therefore neither the split into micro-batches nor
+//! the split over ranks changes the gradient. The loop contains no loss formula and no row format.
 
 use std::path::Path;
 use std::time::Instant;

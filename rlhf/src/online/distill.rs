@@ -13,7 +13,6 @@
 //! mixes with replies, are not here.
 
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 use datasets::SftRow;
@@ -136,10 +135,6 @@ impl<'a> Learner<'a> for Gkd<'a> {
 
     fn state(&self) -> NoState {
         NoState {}
-    }
-
-    fn restore(&mut self, _: NoState, _: &Path) -> Result<(), Error> {
-        Ok(())
     }
 
     fn check_others(&self) -> Result<(), Error> {

@@ -17,7 +17,6 @@
 //! replies. This module knows neither an advantage nor an episode of several turns: what an environment
 //! writes is not the policy's, and a pair is of two completions.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use datasets::PreferenceRow;
@@ -151,10 +150,6 @@ impl<'a> Learner<'a> for OnlineDpo<'a> {
 
     fn state(&self) -> NoState {
         NoState {}
-    }
-
-    fn restore(&mut self, _: NoState, _: &Path) -> Result<(), Error> {
-        Ok(())
     }
 }
 

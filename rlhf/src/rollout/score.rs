@@ -184,8 +184,8 @@ impl<'g> Pass<'g> {
     }
 
     /// Runs `model`, which has this trunk, on micro-batches of replies without gradients. `head` turns each
-    /// micro-batch with the hidden states that it reads into K vectors with one number for each state. Returns
-    /// these vectors over all replies.
+    /// micro-batch with the hidden states that it reads into K vectors with one number for each state.
+    /// Returns these vectors over all replies.
     pub(crate) fn run<M: Segmented<Context = Batch>, const K: usize>(
         &mut self,
         rollout: &Rollout,

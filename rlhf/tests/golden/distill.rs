@@ -1,5 +1,5 @@
-//! The divergences of distillation, and their gradients, against two producers that know nothing of one another:
-//! `distill_paper.py` computes the paper's formulas in plain Python, with central differences, and
+//! The divergences of distillation, and their gradients, against two producers that know nothing of one
+//! another: `distill_paper.py` computes the paper's formulas in plain Python, with central differences, and
 //! `distill_trl.py` runs TRL 1.16.0 with autograd.
 
 use models::head::{self, Head, Teacher};

@@ -78,6 +78,11 @@ fn data(prompts: &[PromptRow], rewards: RewardFunction) -> Data<'_> {
     Data { prompts, shuffle: true, ptx: &[], stop_ids: &[STOP], decode: &as_text, rewards, turns: None }
 }
 
+/// A rollout without any other model.
+fn policy_alone<'a>(policy: &'a CausalLm, memory: &'a Arc<ChunkManager>) -> RolloutModels<'a> {
+    RolloutModels { policy, reference: None, critic: None, reward_models: Vec::new(), memory }
+}
+
 fn online_dpo(
     settings: &PpoConfig,
     dpo: &str,
@@ -88,11 +93,8 @@ fn online_dpo(
     let (policy, reference, prompts) = (place.policy(), language_model(1), prompts());
     let manager = ChunkManager::unlimited();
     let models = RolloutModels {
-        policy: &policy,
         reference: dpo.has_reference().then_some(&reference),
-        critic: None,
-        reward_models: Vec::new(),
-        memory: &manager,
+        ..policy_alone(&policy, &manager)
     };
     let rewards = RewardFunction::new(vec![term("even")], vec![Box::new(scorer)]);
     let settings = Settings { rollouts: settings, algorithm: &dpo, train: &place.train, seed: 3 };
@@ -114,13 +116,7 @@ fn gkd(settings: &PpoConfig, distill: &str, place: &Place<'_>) -> (Memory, Vec<f
         (serde_json::from_str(distill).unwrap(), settings.clone().without_rewards());
     let (policy, teacher, prompts) = (place.policy(), teacher(), prompts());
     let manager = ChunkManager::unlimited();
-    let models = RolloutModels {
-        policy: &policy,
-        reference: None,
-        critic: None,
-        reward_models: Vec::new(),
-        memory: &manager,
-    };
+    let models = policy_alone(&policy, &manager);
     let groups = Arc::new(ProcessGroups::single());
     let data = data(&prompts, RewardFunction::new(Vec::new(), Vec::new()));
     let settings = Settings { rollouts: &settings, algorithm: &distill, train: &place.train, seed: 3 };
@@ -343,13 +339,7 @@ fn a_resumed_distillation_equals_the_uninterrupted_one_bit_for_bit() {
 fn a_teacher_that_does_not_fit_is_refused() {
     let refusal = |teacher: &CausalLm, distill: &DistillConfig| -> Error {
         let (policy, prompts, manager) = (language_model(1), prompts(), ChunkManager::unlimited());
-        let models = RolloutModels {
-            policy: &policy,
-            reference: None,
-            critic: None,
-            reward_models: Vec::new(),
-            memory: &manager,
-        };
+        let models = policy_alone(&policy, &manager);
         let rollouts = rollouts().without_rewards();
         let settings = Settings { rollouts: &rollouts, algorithm: distill, train: &train(), seed: 3 };
         let groups = Arc::new(ProcessGroups::single());
