@@ -1,8 +1,8 @@
 //! Conversations: messages with roles, calls of tools and their results.
 //!
-//! The roles are those of the Hugging Face chat templates, and a call has the form of `OpenAI`:
-//! `{"type": "function", "id": ..., "function": {"name": ..., "arguments": ...}}`. The arguments are an object
-//! or a text; neither is turned into the other. This file does not depend on a tokenizer or a file format.
+//! The roles are those of the Hugging Face chat templates, and a call has the form of `OpenAI`: `{"type":
+//! "function", "id": ..., "function": {"name": ..., "arguments": ...}}`. The arguments are an object or a
+//! text; neither is turned into the other. This file does not depend on a tokenizer or a file format.
 
 use std::fmt;
 use std::str::FromStr;

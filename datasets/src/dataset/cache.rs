@@ -4,7 +4,8 @@
 //! depend on: the bytes of the data files, the tokenizer with its chat template, the settings, the kind of
 //! rows, the format of the file, and the version of this program. A cache file is written under a temporary
 //! name and then renamed, so it is either complete or absent. Its magic bytes and checksum are verified when
-//! it is read, and a damaged file is rebuilt. Processes that need the same rows wait for the process that is tokenizing them.
+//! it is read, and a damaged file is rebuilt. Processes that need the same rows wait for the process that is
+//! tokenizing them.
 //!
 //! ```text
 //! "colossal-chat rows 2\n" | XXH64 of the rest, little endian | postcard: counts, layouts, notes, rows

@@ -26,8 +26,8 @@ enum Limit {
 }
 
 impl Tokenizer {
-    /// Returns the tokens of a turn that calls tools, the first of which is `start`. `prompt` is the text before
-    /// it, with the generation prompt.
+    /// Returns the tokens of a turn that calls tools, the first of which is `start`. `prompt` is the text
+    /// before it, with the generation prompt.
     pub(super) fn calling_tokens(
         &self,
         answer: &Answer<'_>,
@@ -57,8 +57,8 @@ impl Tokenizer {
         }
     }
 
-    /// Checks that the generation prompt opens the turn: a text in place of the calls would follow it without a
-    /// special token between them.
+    /// Checks that the generation prompt opens the turn: a text in place of the calls would follow it without
+    /// a special token between them.
     fn check_opened(&self, answer: &Answer<'_>, prompt: &str) -> Result<()> {
         let before = answer.before(answer.turn);
         let probe = [before.messages, &[Message::assistant(PROBE)]].concat();
@@ -84,8 +84,8 @@ impl Tokenizer {
             return Ok(Limit::Exact(until.len()));
         }
 
-        // A template may write a turn in another way where it is the last. With another text in the next turn,
-        // the rendering is the same up to that text.
+        // A template may write a turn in another way where it is the last. With another text in the next
+        // turn, the rendering is the same up to that text.
         let changed = Message { content: PROBE.to_owned(), tool_calls: Vec::new(), ..next.clone() };
         let until = [&conversation.messages[..=turn], &[changed]].concat();
         let until = self.render_unchecked(conversation.with_messages(&until), false)?.text;

@@ -95,8 +95,8 @@ impl<'a> Head<'a> {
         Ok(HeldWeights::fetch(self.residency, Weights::Part(ModelPart::Head), Access::Read)?)
     }
 
-    /// Holds the weights of the head over several calls, if ranks share them and fetch them together: the ranks
-    /// may make different numbers of calls.
+    /// Holds the weights of the head over several calls, if ranks share them and fetch them together: the
+    /// ranks may make different numbers of calls.
     pub fn hold_if_sharded(&self) -> Result<HeldWeights<'a>, Error> {
         let is_sharded = self.residency.is_some_and(Residency::is_sharded);
         if is_sharded { self.hold() } else { Ok(HeldWeights::none()) }

@@ -1,6 +1,6 @@
-//! The divergence of a student's distributions from those of a teacher, over the full vocabulary or over the
-//! teacher's likeliest tokens and all others as one. It is computed a few rows at a time: neither model has an
-//! `[N, V]` tensor of logits.
+//! The divergence of a student's distributions from those of a teacher, over the full vocabulary or over
+//! the teacher's likeliest tokens and all others as one. It is computed a few rows at a time: neither model
+//! has an `[N, V]` tensor of logits.
 //!
 //! With `p` the distribution of the student, `q` that of the teacher, both at temperature `t`, and `z` the
 //! logits of the student:
@@ -10,9 +10,9 @@
 //!   JSD          b KL(q, m) + (1 - b) KL(p, m)                 dz  (1 - b) p (log p - log m - KL(p, m)) / t
 //!                m = b q + (1 - b) p
 //! ```
-//! `KL(x, y)` is `sum_v x_v (log x_v - log y_v)`. The gradient of the JSD has no other terms, because those that
-//! `m` brings add up to a constant, which the softmax removes. (Agarwal et al. 2024, arXiv 2306.13649, section
-//! 2 and equation 1.)
+//! `KL(x, y)` is `sum_v x_v (log x_v - log y_v)`. The gradient of the JSD has no other terms, because those
+//! that `m` brings add up to a constant, which the softmax removes. (Agarwal et al. 2024, arXiv 2306.13649,
+//! section 2 and equation 1.)
 //!
 //! A teacher may tell its `k` likeliest tokens alone ([`Teacher::top_k`]). Then `p` and `q` are distributions
 //! over k + 1 outcomes, of which the last is all other tokens. With `P_v` and `Q_v` the probabilities of the
@@ -88,6 +88,7 @@ fn local_divergence(
     let wants_grad = head.requires_grad(hidden);
     let mut grads = HeadGrads::new(hidden, &head, wants_grad);
     let (student_head, teacher_head) = (head.detach(), teacher.head.detach());
+
     let total = no_grad(|| {
         let mut total = Tensor::zeros([], (Kind::Double, hidden.device()));
         for (start, length) in chunks(hidden.size()[0], head.chunk_rows()) {
@@ -100,6 +101,7 @@ fn local_divergence(
                 of_student.join_tokens(&rest, &student_head)?;
                 of_teacher.join_tokens(&rest, &teacher_head)?;
             }
+
             let (values, grad_logits) = compare(&of_student, &of_teacher, divergence, &student_head)?;
             total += values.sum(Kind::Double);
             if wants_grad {

@@ -46,7 +46,8 @@ const OF_TORCHRUN: [&str; 11] = [
     "MASTER_ADDR",
     "MASTER_PORT",
 ];
-/// The variables in which SLURM gives a process its place. The variables of the job stay, so that `srun` works.
+/// The variables in which SLURM gives a process its place. The variables of the job stay, so that `srun`
+/// works.
 const OF_SLURM: [&str; 4] = ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"];
 /// How the other variables of torchrun, and those of Open MPI and of MPI's process managers, begin.
 const BEGINNINGS: [&str; 4] = ["TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_"];
