@@ -1,6 +1,6 @@
 //! Algorithms that compare the replies to a prompt, through the binary: presets and estimators, rollouts that
-//! are filled up and drawn ahead, killed and resumed, every mesh and budget, adapters, and episodes of several
-//! turns. How programs and servers give scores is in `verifiers.rs`.
+//! are filled up and drawn ahead, killed and resumed, every mesh and budget, adapters, and episodes of
+//! several turns. How programs and servers give scores is in `verifiers.rs`.
 
 use std::collections::HashSet;
 use std::path::PathBuf;

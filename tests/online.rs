@@ -87,6 +87,8 @@ fn a_budget_gives_the_same_bits_to_pairs_and_replies() {
         let budget = format!("{settings} --set gemini.device_memory='{budget}'");
         let outcome = scratch.run(&line(stage, &out, &budget));
         outcome.succeeds();
+        let nothing_moved = outcome.stderr.contains("; 0 MiB read from the disk");
+        assert!(!nothing_moved, "nothing has left memory: {outcome:#?}");
         same_bits(&scratch, &out, stage);
     }
 }

@@ -4,7 +4,7 @@ the gradient and the change of the weights of two optimizer steps must agree.
     pip install torch==2.11.0 transformers==5.23.0 trl==1.16.0 accelerate==1.15.0 datasets==5.2.0 tokenizers peft tensordict \\
         codetiming omegaconf==2.3.0 hydra-core ray==2.60.0
     pip install --no-deps verl==0.9.1 openrlhf==0.11.2
-    python tests/groups_peers.py target/release/colossal-chat
+    python tests/presets_peers.py target/release/colossal-chat
 
 A token of the model is a letter, so the reply that our scorer gets is the reply in tokens. The mini-batch is the full rollout.
 In the first of its two steps every ratio is 1. In the second one the old log-probabilities are those before the first step, and
