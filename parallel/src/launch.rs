@@ -16,12 +16,16 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
+/// The most processes of a job on this host.
+pub fn max_processes() -> usize {
+    cores() * PROCESSES_PER_CORE
+}
+
 /// Checks the number of processes on this host. Returns an error if it is zero, or so large that the
 /// processes would mostly wait for one another.
 pub fn check_processes(processes: usize) -> Result<(), Error> {
-    let cores = cores();
-    if processes == 0 || processes > cores * PROCESSES_PER_CORE {
-        return Err(Error::Processes { processes, cores, most: cores * PROCESSES_PER_CORE });
+    if processes == 0 || processes > max_processes() {
+        return Err(Error::Processes { processes, cores: cores(), most: max_processes() });
     }
     Ok(())
 }

@@ -16,4 +16,4 @@ mod stages;
 pub use execute::{ScheduleOptions, StepHandler, forward_only, run_schedule};
 pub use schedule::{Action, ComputationType, Schedule, ScheduleKind};
 pub use sends::PendingSends;
-pub use stages::PipelineStages;
+pub use stages::{PipelineStages, partition_balanced};

@@ -139,7 +139,7 @@ impl PipelineStages {
 
 /// Splits the segments into `num_ranges` contiguous non-empty ranges such that the largest total cost of a
 /// range is minimal.
-fn partition_balanced(costs: &[f64], num_ranges: usize) -> Vec<Range<usize>> {
+pub fn partition_balanced(costs: &[f64], num_ranges: usize) -> Vec<Range<usize>> {
     let count = costs.len();
     let sum = |range: Range<usize>| costs[range].iter().sum::<f64>();
 

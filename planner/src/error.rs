@@ -1,0 +1,56 @@
+//! What a plan cannot be made of.
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Ranks that the hardware does not join.
+    #[error(
+        "the hardware has no link that joins {ranks} ranks (it joins at most {most}): add a `[[link]]` with \
+         `ranks = {ranks}` to its file"
+    )]
+    NoLink {
+        /// The ranks that would have to be joined.
+        ranks: usize,
+        /// The ranks that are.
+        most: usize,
+    },
+}
+
+/// A mistake in a hardware file.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum HardwareError {
+    /// It is no TOML, or has other keys or types.
+    #[error("line {line}: {message}")]
+    Toml {
+        /// The line, from 1 on.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// An empty list, or one that is not in order.
+    #[error("`{list}` has no entry, or its entries are not in order of an increasing `{key}`")]
+    Order {
+        /// The list.
+        list: &'static str,
+        /// The key that orders it.
+        key: &'static str,
+    },
+    /// A link of fewer than two ranks.
+    #[error("`link.ranks` is {ranks}, and a link joins at least 2 ranks")]
+    LinkOfOne {
+        /// The ranks.
+        ranks: usize,
+    },
+    /// A value that no machine has.
+    #[error("`{key}` is {value:e}, which is not between {least:e} and {most:e}")]
+    Impossible {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: f64,
+        /// The least value that is believed.
+        least: f64,
+        /// The largest.
+        most: f64,
+    },
+}
