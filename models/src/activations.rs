@@ -13,10 +13,11 @@
 //!
 //! This module knows no loss but that of the vocabulary head, and no optimizer.
 
+use planner::segment::Vocabulary;
 use tch::{Device, Kind};
 
 use crate::architecture::{Architecture, MoeConfig, NormKind};
-use crate::head::chunk_rows;
+use crate::head::chunk_limits;
 
 /// Sizes of tensors of one model, in bytes. Under tensor parallelism, those of one rank.
 #[derive(Clone, Copy, Debug)]
@@ -41,13 +42,9 @@ impl<'a> ActivationMemory<'a> {
     /// have the same length.
     pub fn block(&self, layer: usize, tokens: usize) -> usize {
         let architecture = self.architecture;
-        let hidden = size(architecture.hidden_size);
         let fp32 = self.fp32_numbers();
-        let mut numbers = 2 * self.norm(hidden);
-        numbers += 2 * hidden;
-
         let [query, key] = self.attention_widths();
-        numbers += 2 * query + 2 * key + self.split(architecture.num_heads) * fp32;
+        let mut numbers = 2 * query + 2 * key + self.split(architecture.num_heads) * fp32;
         if architecture.qk_norm {
             // The inputs and roots of these norms. Their outputs are rotated into new tensors, and not kept.
             let heads = self.split(architecture.num_heads) + self.split(architecture.num_kv_heads);
@@ -57,7 +54,13 @@ impl<'a> ActivationMemory<'a> {
             Some(experts) => self.mixture(experts),
             None => self.mlp(architecture.intermediate_size, architecture.gated_mlp),
         };
-        tokens * numbers * self.element_bytes
+        self.between_layers(tokens) + tokens * numbers * self.element_bytes
+    }
+
+    /// The part of it that lies between the tensor-parallel layers of a block: two norms and two sums.
+    pub fn between_layers(&self, tokens: usize) -> usize {
+        let hidden = size(self.architecture.hidden_size);
+        tokens * 2 * (self.norm(hidden) + hidden) * self.element_bytes
     }
 
     /// What attention keeps in addition if rows of different lengths are padded: the output before and after
@@ -96,24 +99,16 @@ impl<'a> ActivationMemory<'a> {
         tokens * norm * self.element_bytes
     }
 
-    /// The loss of the vocabulary head with its gradients: what is kept until the backward pass, and the most
-    /// while it is computed. A head that is not trained has no gradient.
-    pub fn vocabulary_loss(&self, tokens: usize, is_trained: bool) -> [usize; 2] {
-        let vocabulary = self.split(self.architecture.vocab_size);
-        let width = size(self.architecture.embedding_size);
-        let rows = chunk_rows(vocabulary as i64, Device::Cpu).min(tokens as i64) as usize;
-        let weight_rows = if is_trained { vocabulary } else { 0 };
-        let kept = tokens * width * self.element_bytes + weight_rows * width * 4;
-        let logits = rows * vocabulary;
-        // First logits and log-probabilities are there, later the gradients of the logits, and of hidden
-        // states or weights. In bf16 the gradients are in both dtypes.
-        let element = self.element_bytes;
-        let grads = match (element, is_trained) {
-            (4, _) => 4 * logits + 4 * rows * width,
-            (_, true) => (4 + element) * (logits + rows.max(vocabulary) * width),
-            (_, false) => (4 + element) * logits + element * rows * width,
-        };
-        [kept, kept + grads.max(2 * 4 * logits)]
+    /// The vocabulary head on the host, for the memory of its loss. A head that is not trained has no gradient.
+    pub fn vocabulary(&self, is_trained: bool) -> Vocabulary {
+        let (rows, elements) = chunk_limits(Device::Cpu);
+        Vocabulary {
+            size: self.architecture.vocab_size as f64,
+            width: self.architecture.embedding_size as f64,
+            is_trained,
+            chunk_elements: elements as f64,
+            chunk_rows: (*rows.start() as f64, *rows.end() as f64),
+        }
     }
 
     /// What a step of generation takes at most beside weights and cache: the largest block on `tokens`

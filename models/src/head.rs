@@ -27,7 +27,7 @@ use tch::{Kind, Tensor, no_grad};
 use self::chunk::{ChunkLogprobs, HeadGrads, attached, chunks, log_softmax, logits_grad, no_grads};
 use crate::Error;
 
-pub(crate) use chunk::chunk_rows;
+pub(crate) use chunk::chunk_limits;
 pub use chunk::{Head, LogprobsOptions};
 pub use divergence::{Divergence, Teacher, divergence};
 pub use token_loss::{RowLogprobs, RowLoss, RowSums, Rows, token_loss};

@@ -10,6 +10,7 @@ use models::config::Config;
 use models::head;
 use models::model_parallel::ModelParallel;
 use parallel::{Segmented, allocator};
+use planner::hardware::Dtype;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
@@ -105,9 +106,13 @@ fn check(family: &str, keys: &Value, kind: Kind, (rows, length): (usize, usize),
     let (_, kept, _) = count(|| model.forward_segment(norm, Some(&x), &batch).unwrap());
     near(&format!("{what}: the norm keeps"), kept, memory.final_norm(tokens), tolerance);
 
+    let dtype = if kind == Kind::Float { Dtype::Float32 } else { Dtype::BFloat16 };
+    let loss_bytes = |is_trained| {
+        memory.vocabulary(is_trained).loss(tokens as f64, 1.0, dtype).map(|bytes| bytes as usize)
+    };
     let targets = Tensor::zeros([tokens as i64], (Kind::Int64, Device::Cpu));
     let (_, kept, most) = count(|| head::cross_entropy(&x, model.head(), &targets, None).unwrap());
-    let planned = memory.vocabulary_loss(tokens, true);
+    let planned = loss_bytes(true);
     near(&format!("{what}: the head keeps"), kept, planned[0], tolerance);
     let vocab_size = model.config().architecture().vocab_size as usize;
     let scratch = product_scratch(kind, (tokens, hidden_size, vocab_size));
@@ -115,7 +120,7 @@ fn check(family: &str, keys: &Value, kind: Kind, (rows, length): (usize, usize),
 
     let frozen = model.for_decoding().unwrap();
     let (_, kept, most) = count(|| head::cross_entropy(&x, frozen.head(), &targets, None).unwrap());
-    let planned = memory.vocabulary_loss(tokens, false);
+    let planned = loss_bytes(false);
     near(&format!("{what}: the frozen head keeps"), kept, planned[0], tolerance);
     near_with(&format!("{what}: the frozen head at most"), most, planned[1], scratch, tolerance);
 }

@@ -25,7 +25,10 @@ use outcome::{
 };
 use parallel::pipeline::ScheduleKind;
 use parallel::safetensors_file::TensorFile;
-use parallel::{ForwardPass, Placement, ProcessGroups, Segmented, Transport};
+use parallel::{Axis, ForwardPass, Mesh, Placement, ProcessGroups, Segmented, Transport};
+use planner::layout::{Layout, SequenceMode};
+use planner::segment::{Part, Segment};
+use planner::traffic::Traffic;
 use tch::{Device, Kind, Tensor};
 
 #[test]
@@ -378,6 +381,43 @@ fn sent(mesh: [usize; 2], way: impl Fn(&ProcessGroups) -> ModelParallel + Sync) 
         forward.backward::<parallel::Error>(&loss, &mut |_, _, _| Ok(())).unwrap();
         bytes() - before
     })
+}
+
+/// What the planner counts of such a step.
+fn planned(axes: &[(Axis, usize)], sequence: SequenceMode) -> u64 {
+    let ranks = axes.iter().map(|(_, size)| size).product();
+    let layout = Layout { mesh: Mesh::new(axes, 0, ranks).unwrap(), sequence, ..Layout::single() };
+    let hidden_bytes = 24.0 * 4.0;
+    let block = Part::Block { query_bytes: hidden_bytes, key_bytes: hidden_bytes, routed_bytes: 0.0 };
+    let segments = [Part::Embedding, block, block, Part::Head].map(|part| Segment::empty(part, 24.0));
+    let model = planner::segment::Model {
+        segments: segments.to_vec(),
+        hidden_bytes,
+        dtype: planner::hardware::Dtype::Float32,
+        vocabulary: None,
+    };
+    let traffic = Traffic { model: &model, layout: &layout, tokens: 12.0 };
+    let of_segment = |segment| traffic.forward(segment).into_iter().chain(traffic.backward(segment));
+    model.segments.iter().flat_map(of_segment).map(|exchange| exchange.bytes_sent()).sum::<f64>() as u64
+}
+
+#[test]
+fn the_planner_counts_what_a_pass_sends() {
+    // Beside it are single numbers: the head's log sums and log-probabilities, or the loss.
+    let all_reduce = |bytes: u64, ranks: u64| 2 * bytes * (ranks - 1) / ranks;
+    for ranks in [2, 4] {
+        let of_head = 12 * 4 * (ranks - 1) + all_reduce(12 * 4, ranks);
+        let tensor = [(Axis::Tensor, ranks as usize)];
+        let mesh = [1, ranks as usize];
+        let one = sent(mesh, |groups| ModelParallel::tensor_parallel_only(groups.tensor_parallel()))[0];
+        assert_eq!(one, planned(&tensor, SequenceMode::None) + of_head);
+        let one = sent(mesh, |groups| sequence_parallel_of(groups, "megatron"))[0];
+        assert_eq!(one, planned(&tensor, SequenceMode::Megatron) + of_head);
+
+        let sequence = [(Axis::Sequence, ranks as usize)];
+        let one = sent([ranks as usize, 1], |groups| sequence_parallel_of(groups, "ulysses"))[0];
+        assert_eq!(one, planned(&sequence, SequenceMode::Ulysses) + all_reduce(4, ranks));
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The head over a chunk of rows: its logits, log-probabilities and gradients.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use parallel::autograd::{self, Backward, with_backward};
@@ -22,14 +23,14 @@ use crate::vocab_parallel::{MaskedIds, VocabShard};
 /// cores of an AMD EPYC (Zen 4, measured), 23 on all 96 cores of one (10.7 Tflop/s and 460 GB/s, by its data
 /// sheet). On the two cores 128 rows and more take equally long, at vocabularies of 32,000 and 128,000, and
 /// 32 rows take half as long again.
-const CHUNK_ROWS: std::ops::RangeInclusive<i64> = 128..=256;
+const CHUNK_ROWS: RangeInclusive<i64> = 128..=256;
 /// Between these two, a chunk has the rows whose logits fill this many numbers: 32 MiB in fp32.
 const CHUNK_ELEMENTS: i64 = 1 << 23;
 /// The same on a GPU, which computes more operations in the time in which it reads a byte: in bf16 153 on an
 /// A100, 206 on an H200 and 295 on an H100, by their data sheets. A chunk of 2,048 rows has 768 for each
 /// byte. With 128 rows an H200 spent 61 ms of a step of 256 ms on adding 64 times to the weight's gradient
 /// (1.2 B parameters, a vocabulary of 128,256).
-const DEVICE_CHUNK_ROWS: std::ops::RangeInclusive<i64> = 128..=2048;
+const DEVICE_CHUNK_ROWS: RangeInclusive<i64> = 128..=2048;
 /// The logits of a chunk on a GPU: 1 GiB in fp32.
 const DEVICE_CHUNK_ELEMENTS: i64 = 1 << 28;
 
@@ -181,12 +182,17 @@ impl<'a> Head<'a> {
 }
 
 /// The number of rows whose logits over `vocab_size` tokens are held at once.
-pub(crate) fn chunk_rows(vocab_size: i64, device: Device) -> i64 {
-    let (rows, elements) = match device {
+fn chunk_rows(vocab_size: i64, device: Device) -> i64 {
+    let (rows, elements) = chunk_limits(device);
+    (elements / vocab_size).clamp(*rows.start(), *rows.end())
+}
+
+/// The least and the most rows of a chunk, and the logits that it has between these.
+pub(crate) fn chunk_limits(device: Device) -> (RangeInclusive<i64>, i64) {
+    match device {
         Device::Cpu => (CHUNK_ROWS, CHUNK_ELEMENTS),
         _ => (DEVICE_CHUNK_ROWS, DEVICE_CHUNK_ELEMENTS),
-    };
-    (elements / vocab_size).clamp(*rows.start(), *rows.end())
+    }
 }
 
 /// A head without an autograd graph.
