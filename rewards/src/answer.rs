@@ -4,13 +4,16 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use crate::score::{Reply, ScoreError, quoted};
+use crate::score::{ScoreError, quoted};
 
-/// The right answers of the row of a reply, without white space around them; at least one. A row with a blank
-/// answer has none.
-pub(crate) fn right_answers<'a>(reply: &Reply<'a>, any_of: bool) -> Result<Vec<Cow<'a, str>>, ScoreError> {
-    let answer = reply.answer.map(str::trim).filter(|answer| !answer.is_empty());
-    let answer = answer.ok_or(ScoreError::NoAnswer)?;
+/// The answer of a row as it is written. A row with a blank answer has none.
+pub(crate) fn given(answer: Option<&str>) -> Result<&str, ScoreError> {
+    answer.filter(|answer| !answer.trim().is_empty()).ok_or(ScoreError::NoAnswer)
+}
+
+/// The right answers in the answer of a row, without white space around them; at least one.
+pub(crate) fn right_answers(answer: Option<&str>, any_of: bool) -> Result<Vec<Cow<'_, str>>, ScoreError> {
+    let answer = given(answer)?.trim();
     if !any_of {
         return Ok(vec![Cow::Borrowed(answer)]);
     }
@@ -35,8 +38,7 @@ mod tests {
     use super::*;
 
     fn read(answer: Option<&str>, any_of: bool) -> Result<Vec<String>, ScoreError> {
-        let reply = Reply { prompt: &[], text: "", answer, tokens: 0, stopped: true };
-        right_answers(&reply, any_of).map(|list| list.into_iter().map(Cow::into_owned).collect())
+        right_answers(answer, any_of).map(|list| list.into_iter().map(Cow::into_owned).collect())
     }
 
     #[test]

@@ -6,14 +6,16 @@
 //!                                    "answer": "4", "tokens": 2, "stopped": true}, ...]}
 //!   answer    {"id": 1, "scores": [1.0, null, ...]}
 //! ```
-//! `answer` is null for a row without one. A score that is null is no score. This file does not know how the
-//! JSON gets there; the id belongs to whoever sends it.
+//! `answer` is null for a row without one. A score is a number, or true for 1 and false for 0, as verifiers
+//! return them; null is no score. This file does not know how the JSON gets there; the id belongs to whoever
+//! sends it.
 
 use std::thread;
 
 use datasets::Message;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use text::number::counted;
 
 use crate::score::{Reply, ScoreError, quoted};
 
@@ -48,22 +50,26 @@ impl<'a> ScoreRequest<'a> {
 /// The scores in the answer to a request about `asked` replies. Without one entry for each reply, nobody
 /// knows which score belongs to which reply, so none has a score.
 pub(crate) fn scores(answer: &Map<String, Value>, asked: usize) -> Vec<Result<f64, ScoreError>> {
-    match answer.get("scores") {
-        Some(Value::Array(scores)) if scores.len() == asked => scores.iter().map(score).collect(),
+    let reason = match answer.get("scores") {
+        Some(Value::Array(scores)) if scores.len() == asked => return scores.iter().map(score).collect(),
         Some(Value::Array(scores)) => {
-            let found = format!("a list of {} for {asked} replies", scores.len());
-            vec![Err(ScoreError::NotAScore { found }); asked]
+            format!("{} for {}", counted(scores.len() as u64, "score"), counted(asked as u64, "reply"))
         }
-        Some(other) => vec![Err(ScoreError::NotAScore { found: quoted(&other.to_string()) }); asked],
-        None => vec![Err(ScoreError::NotAScore { found: "an answer without `scores`".to_owned() }); asked],
-    }
+        Some(other) => format!("`scores` is {}, which is no list", quoted(&other.to_string())),
+        None => "an answer without `scores`".to_owned(),
+    };
+    vec![Err(ScoreError::NotAScore { reason }); asked]
 }
 
 fn score(value: &Value) -> Result<f64, ScoreError> {
-    match value.as_f64() {
-        Some(score) if score.is_finite() => Ok(score),
-        None if value.is_null() => Err(ScoreError::Declined { reason: "null".to_owned() }),
-        _ => Err(ScoreError::NotAScore { found: quoted(&value.to_string()) }),
+    let reason = || format!("{} is no score", quoted(&value.to_string()));
+    match value {
+        Value::Bool(is_right) => Ok(f64::from(*is_right)),
+        Value::Null => Err(ScoreError::Declined { reason: reason() }),
+        _ => value
+            .as_f64()
+            .filter(|score| score.is_finite())
+            .ok_or_else(|| ScoreError::NotAScore { reason: reason() }),
     }
 }
 
@@ -118,19 +124,28 @@ mod tests {
 
     #[test]
     fn an_entry_that_is_no_number_costs_its_own_reply() {
-        let not = |found: &str| Err(ScoreError::NotAScore { found: found.to_owned() });
-        let null = Err(ScoreError::Declined { reason: "null".to_owned() });
-        let found = read(r#"{"id":1,"scores":[1, -0.5, null, "1", true, [2], {}]}"#, 7);
-        assert_eq!(found, [Ok(1.0), Ok(-0.5), null, not("\"1\""), not("true"), not("[2]"), not("{}")]);
+        let not = |found: &str| Err(ScoreError::NotAScore { reason: format!("{found} is no score") });
+        let null = Err(ScoreError::Declined { reason: "null is no score".to_owned() });
+        let found = read(r#"{"id":1,"scores":[1, -0.5, null, "1", "true", [2], {}]}"#, 7);
+        let (one, yes) = (not("\"1\""), not("\"true\""));
+        assert_eq!(found, [Ok(1.0), Ok(-0.5), null, one, yes, not("[2]"), not("{}")]);
+    }
+
+    #[test]
+    fn true_and_false_are_1_and_0() {
+        assert_eq!(read(r#"{"scores":[true, false, 0.5]}"#, 3), [Ok(1.0), Ok(0.0), Ok(0.5)]);
     }
 
     #[test]
     fn a_list_of_another_length_says_nothing_of_any_reply() {
-        for answer in [r#"{"scores":[1]}"#, r#"{"scores":[1,2,3]}"#, r#"{"scores":7}"#, r#"{"score":[1,2]}"#]
-        {
-            let found = read(answer, 2);
-            assert_eq!(found.len(), 2);
-            assert!(found.iter().all(|score| matches!(score, Err(ScoreError::NotAScore { .. }))), "{answer}");
+        for (answer, reason) in [
+            (r#"{"scores":[1]}"#, "1 score for 2 replies"),
+            (r#"{"scores":[1,2,3]}"#, "3 scores for 2 replies"),
+            (r#"{"scores":7}"#, "`scores` is 7, which is no list"),
+            (r#"{"score":[1,2]}"#, "an answer without `scores`"),
+        ] {
+            let none = Err(ScoreError::NotAScore { reason: reason.to_owned() });
+            assert_eq!(read(answer, 2), [none.clone(), none]);
         }
         assert_eq!(read(r#"{"scores":[]}"#, 0), []);
     }

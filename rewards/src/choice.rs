@@ -14,7 +14,7 @@
 
 use eval::math_answer::boxed;
 
-use crate::answer::{right_answers, unreadable};
+use crate::answer::{given, unreadable};
 use crate::entry::ChoiceConfig;
 use crate::error::Wrong;
 use crate::score::{Reply, ScoreError};
@@ -52,10 +52,15 @@ impl Choice {
     }
 
     pub(crate) fn score(&self, reply: &Reply<'_>) -> Result<f64, ScoreError> {
-        let [answer] = &right_answers(reply, false)?[..] else { return Err(ScoreError::NoAnswer) };
-        let right = self.chosen(answer).or_else(|| self.leading_letter(&answer.to_ascii_uppercase()));
-        let right = right.ok_or_else(|| unreadable("is none of the choices", answer))?;
+        let right = self.right(reply.answer)?;
         Ok(f64::from(self.chosen(reply.text) == Some(right)))
+    }
+
+    /// The letter in the answer of a row.
+    pub(crate) fn right(&self, answer: Option<&str>) -> Result<char, ScoreError> {
+        let answer = given(answer)?.trim();
+        let right = self.chosen(answer).or_else(|| self.leading_letter(&answer.to_ascii_uppercase()));
+        right.ok_or_else(|| unreadable("is none of the choices", answer))
     }
 
     /// The letter that a text chooses.

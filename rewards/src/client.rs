@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+use text::number::counted;
 use ureq::http::Response;
 use ureq::{Agent, Body, Proxy, Timeout};
 
@@ -139,12 +140,32 @@ impl Client {
                 Err(failed) => failed,
             };
             let pause = failed.pause.unwrap_or(backoff);
-            if !failed.is_untouched || attempt >= self.attempts || pause > self.timeout {
+            if !failed.is_untouched {
                 return Err(failed.error);
+            }
+            if attempt >= self.attempts || pause > self.timeout {
+                return Err(self.given_up(failed.error, attempt, pause));
             }
             thread::sleep(pause);
             (attempt, backoff) = (attempt + 1, (2 * backoff).min(self.timeout));
         }
+    }
+
+    /// The error of a request that was sent `attempts` times, and is not sent again after a further `pause`.
+    fn given_up(&self, mut error: ServerError, attempts: usize, pause: Duration) -> ServerError {
+        if let ServerError::Status { hint, .. } = &mut error {
+            let times = counted(attempts as u64, "time");
+            *hint = if pause > self.timeout {
+                let [pause, timeout] = [pause, self.timeout].map(|time| time.as_secs_f64());
+                format!(
+                    "; it was sent {times}, and not again, because the pause before that, {pause} s, is longer \
+                     than `timeout`, {timeout} s"
+                )
+            } else {
+                format!("; it was sent {times}: lower `concurrency`, or raise `attempts`")
+            };
+        }
+        error
     }
 
     fn attempt(&self, request: &[u8]) -> Result<Vec<u8>, Failed> {
@@ -172,8 +193,9 @@ impl Client {
             said: self.quoted(&String::from_utf8_lossy(&answer[..answer.len().min(1024)])),
             problem,
         };
-        let object: Map<String, Value> =
-            serde_json::from_slice(answer).map_err(|error| unusable(self.quoted(&error.to_string())))?;
+        let object: Map<String, Value> = serde_json::from_slice(answer).map_err(|error| {
+            unusable(format!("it is no JSON object: {}", self.quoted(&error.to_string())))
+        })?;
         // Servers need not repeat the id, because an answer comes on the connection of its request.
         match object.get("id") {
             None | Some(Value::Null) => {}
@@ -198,15 +220,6 @@ impl Client {
                 let location = self.quoted(&header("location").unwrap_or_default());
                 format!("; redirects are not followed: set `url` to where it leads (\"{location}\")")
             }
-            429 | 503 => match pause {
-                Some(pause) if pause > self.timeout => {
-                    format!(
-                        "; it asks for a pause of {} s, which is longer than `timeout`",
-                        pause.as_secs_f64()
-                    )
-                }
-                _ => "; it is overloaded: lower `concurrency`, or raise `attempts`".to_owned(),
-            },
             _ => String::new(),
         };
         let mut text = Vec::new();

@@ -122,8 +122,7 @@ mod tests {
         let mut scorer = start(&tokens(&file, "case $scores in 3,*) exit 7 ;; esac"));
         for _ in 0..2 {
             let scores = score(&mut scorer, 6);
-            let died = ScoreError::Died { status: "exit status: 7".to_owned(), output: String::new() };
-            let died = Err(died);
+            let died = Err(ScoreError::Died { reason: "the program ended (exit status: 7)".to_owned() });
             assert_eq!(scores, [Ok(1.0), Ok(2.0), died.clone(), died, Ok(5.0), Ok(6.0)]);
         }
         assert_eq!(lines(&file).len(), 6);
@@ -168,6 +167,28 @@ mod tests {
             assert_eq!(scores[index].as_ref().unwrap_err().name(), "not_a_score", "{index}");
         }
         assert_eq!(scores[8..], [Ok(9.0), Ok(10.0)]);
+    }
+
+    #[test]
+    fn what_a_program_does_wrong_is_said_as_at_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("requests");
+        for (answer, said) in [
+            ("echo loading; continue", r#"stdout holds "loading", which is no answer (expected value"#),
+            ("id=77", "an answer has the id 77, and the request has 1: answer each request once"),
+            ("scores=[1", r#""scores":[[1]}", which is no answer ("#),
+            ("scores=1", "1 score for 2 replies"),
+            ("scores=1,true", ""),
+            (r#"echo '{"id":1,"error":"no key"}'; continue"#, "the program reports \"no key\""),
+            ("echo gone >&2; exit 7", r#"ended (exit status: 7); the last line of its stderr: "gone""#),
+        ] {
+            let reasons: Vec<String> = score(&mut start(&tokens(&file, answer)), 2)
+                .into_iter()
+                .filter_map(|score| Some(score.err()?.to_string()))
+                .collect();
+            assert_eq!(reasons.len(), if said.is_empty() { 0 } else { 2 }, "{answer}: {reasons:?}");
+            assert!(reasons.iter().all(|reason| reason.contains(said)), "{answer}: {reasons:?}");
+        }
     }
 
     #[test]

@@ -321,7 +321,8 @@ pub struct LengthConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max: Option<usize>,
     /// Required. The tokens over which the score falls by 1.
-    pub tolerance: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tolerance: Option<f64>,
 }
 
 /// `kind = "language"`: 1 if the reply is written in a language, otherwise 0.

@@ -27,15 +27,20 @@ impl Exact {
     }
 
     pub(crate) fn score(&self, reply: &Reply<'_>) -> Result<f64, ScoreError> {
-        let answers = right_answers(reply, self.any_of)?;
+        let wanted = self.wanted(reply.answer)?;
         let Some(found) = self.extractor.find(reply.text)? else { return Ok(0.0) };
-        for answer in answers {
-            let wanted = self.extractor.find_in_answer(&answer)?;
+        for wanted in wanted {
             if self.comparison.compare(&found, wanted.trim()).map_err(|error| too_slow(&error))?.equal {
                 return Ok(1.0);
             }
         }
         Ok(0.0)
+    }
+
+    /// The parts of the answer of a row of which the reply has to have one.
+    pub(crate) fn wanted(&self, answer: Option<&str>) -> Result<Vec<String>, ScoreError> {
+        let answers = right_answers(answer, self.any_of)?;
+        answers.iter().map(|answer| self.extractor.find_in_answer(answer)).collect()
     }
 }
 

@@ -3,6 +3,8 @@
 //! Of several places the last one counts: a reply that thinks first writes its answer at the end. Each search
 //! is linear in the text, but that of a pattern, which has a limit of steps.
 
+use std::error::Error as _;
+
 use eval::math_answer::boxed;
 use eval::python_regex::PythonRegex;
 
@@ -74,10 +76,21 @@ pub(crate) fn compile(pattern: &str) -> Result<PythonRegex, Wrong> {
         let problem = format!("has {} bytes, more than {LONGEST}", pattern.len());
         return Err(Wrong::new("pattern", problem, "give a shorter one"));
     }
-    PythonRegex::new(pattern).map_err(|error| {
-        let cause = std::error::Error::source(&error).map_or(String::new(), |cause| format!(" ({cause})"));
-        let problem = format!("is {pattern:?}, which cannot be compiled: {error}{cause}");
-        Wrong::new("pattern", problem, "write it as Python's `re` takes it")
+    // The messages of `eval` name the pattern and the fix as well.
+    PythonRegex::new(pattern).map_err(|error| match error {
+        eval::Error::UnsupportedPattern { construct, .. } => {
+            let problem = format!("is {pattern:?}, which has {construct}");
+            Wrong::new(
+                "pattern",
+                problem,
+                "correct that, or write it in another way that Python's `re` takes",
+            )
+        }
+        error => {
+            let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            let problem = format!("is {pattern:?}, which cannot be compiled: {cause}");
+            Wrong::new("pattern", problem, "write it as Python's `re` takes it")
+        }
     })
 }
 
@@ -159,6 +172,17 @@ mod tests {
         assert_eq!(wrong(Extract::Pattern, "").key, "pattern");
         assert!(wrong(Extract::Boxed, "x").problem.contains("no effect"));
         assert!(wrong(Extract::Pattern, "(x").problem.contains("cannot be compiled"));
+        let told = |pattern| wrong(Extract::Pattern, pattern).of("reward[0]").to_string();
+        assert_eq!(
+            told("(["),
+            "`reward[0].pattern` is \"([\", which has a class without its closing bracket; correct that, or \
+             write it in another way that Python's `re` takes"
+        );
+        assert_eq!(
+            told("(x"),
+            "`reward[0].pattern` is \"(x\", which cannot be compiled: Parsing error at position 2: Opening \
+             parenthesis without closing parenthesis; write it as Python's `re` takes it"
+        );
         assert!(wrong(Extract::Pattern, &"x".repeat(20_000)).problem.contains("20000 bytes"));
     }
 

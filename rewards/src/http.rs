@@ -104,12 +104,38 @@ mod tests {
             _ => answer(request, connection),
         });
         let scores = score(&config, 10);
-        let refused = Err(ScoreError::Refused { status: 500, body: "no memory".to_owned() });
+        let reason = format!("{} answers with status 500: \"no memory\"", config.url);
+        let refused = Err(ScoreError::Refused { reason });
         assert_eq!(scores[..4], [Ok(1.0), Ok(2.0), refused.clone(), refused]);
         let names: Vec<&str> = scores[4..8].iter().map(|score| score.as_ref().unwrap_err().name()).collect();
         assert_eq!(names, ["not_a_score", "not_a_score", "declined", "not_a_score"]);
         assert_eq!(scores[8..], [Ok(9.0), Ok(10.0)]);
         assert_eq!(requests.lock().unwrap().len(), 5);
+    }
+
+    #[test]
+    fn what_a_server_does_wrong_is_said_as_at_the_start() {
+        for (status, body, said) in [
+            (
+                "200 OK",
+                "<html>hi</html>",
+                "the answer begins with \"<html>hi</html>\" and cannot be used (it is no JSON object: ",
+            ),
+            (
+                "200 OK",
+                r#"{"id": 9, "scores": [1, 2]}"#,
+                "cannot be used (its `id` is not 1): answer with one",
+            ),
+            ("200 OK", r#"{"scores": [1]}"#, "1 score for 2 replies"),
+            ("200 OK", r#"{"error": "no key"}"#, "reports \"no key\""),
+            ("404 Not Found", "no such path", "answers with status 404: \"no such path\""),
+        ] {
+            let (config, _) = server(move |_, _, connection| send(connection, status, "", body));
+            for score in score(&config, 2) {
+                let reason = score.unwrap_err().to_string();
+                assert!(reason.contains(said), "{body}: {reason}");
+            }
+        }
     }
 
     #[test]

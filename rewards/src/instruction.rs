@@ -8,7 +8,7 @@
 use eval::ifeval::Prompt;
 use serde_json::{Map, Value, json};
 
-use crate::answer::{right_answers, unreadable};
+use crate::answer::{given, unreadable};
 use crate::entry::IfevalConfig;
 use crate::error::Wrong;
 use crate::extract::too_slow;
@@ -49,7 +49,7 @@ impl Instructions {
         let prompt = if let Some(prompt) = &self.prompt {
             prompt
         } else {
-            own = of_row(reply)?;
+            own = of_row(reply.answer)?;
             &own
         };
         let followed = if self.loose { prompt.loose(reply.text) } else { prompt.strict(reply.text) };
@@ -61,8 +61,8 @@ impl Instructions {
 }
 
 /// The instructions in the answer of a row.
-fn of_row(reply: &Reply<'_>) -> Result<Prompt, ScoreError> {
-    let [answer] = &right_answers(reply, false)?[..] else { return Err(ScoreError::NoAnswer) };
+pub(crate) fn of_row(answer: Option<&str>) -> Result<Prompt, ScoreError> {
+    let answer = given(answer)?.trim();
     let wrong = || unreadable("is no JSON list of instructions", answer);
     let (ids, kwargs) = match serde_json::from_str(answer).map_err(|_| wrong())? {
         Value::Array(list) => {

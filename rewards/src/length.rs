@@ -46,12 +46,15 @@ impl Length {
                 return Err(Wrong::new("target", problem, "leave one of them out, or write two entries"));
             }
         };
-        if !(config.tolerance.is_finite() && config.tolerance > 0.0) {
-            let problem = format!("is {}", config.tolerance);
+        let wrong = |problem: String| {
             let fix = "give the number of tokens over which the score falls by 1, more than 0";
-            return Err(Wrong::new("tolerance", problem, fix));
+            Wrong::new("tolerance", problem, fix)
+        };
+        let tolerance = config.tolerance.ok_or_else(|| wrong("is missing".to_owned()))?;
+        if !(tolerance.is_finite() && tolerance > 0.0) {
+            return Err(wrong(format!("is {tolerance}")));
         }
-        Ok(Self { limit, tolerance: config.tolerance })
+        Ok(Self { limit, tolerance })
     }
 
     pub(crate) fn score(self, reply: &Reply<'_>) -> f64 {
@@ -75,7 +78,7 @@ mod tests {
 
     #[test]
     fn the_score_falls_on_both_sides_of_a_target() {
-        let config = LengthConfig { target: Some(100), max: None, tolerance: 40.0 };
+        let config = LengthConfig { target: Some(100), max: None, tolerance: Some(40.0) };
         for (tokens, expected) in
             [(100, 1.0), (90, 0.75), (110, 0.75), (60, 0.0), (0, 0.0), (usize::MAX, 0.0)]
         {
@@ -85,7 +88,7 @@ mod tests {
 
     #[test]
     fn the_score_falls_above_a_maximum() {
-        let config = LengthConfig { target: None, max: Some(100), tolerance: 40.0 };
+        let config = LengthConfig { target: None, max: Some(100), tolerance: Some(40.0) };
         for (tokens, expected) in
             [(0, 0.0), (100, 0.0), (110, -0.25), (140, -1.0), (141, -1.0), (usize::MAX, -1.0)]
         {
@@ -97,13 +100,18 @@ mod tests {
     #[test]
     fn settings_are_checked() {
         for (target, max, tolerance, key) in [
-            (None, None, 1.0, "target"),
-            (Some(1), Some(2), 1.0, "target"),
-            (Some(1), None, 0.0, "tolerance"),
-            (Some(1), None, -1.0, "tolerance"),
-            (None, Some(1), f64::NAN, "tolerance"),
+            (None, None, Some(1.0), "target"),
+            (Some(1), Some(2), Some(1.0), "target"),
+            (Some(1), None, Some(0.0), "tolerance"),
+            (Some(1), None, Some(-1.0), "tolerance"),
+            (None, Some(1), Some(f64::NAN), "tolerance"),
         ] {
             assert_eq!(Length::new(&LengthConfig { target, max, tolerance }).unwrap_err().key, key);
         }
+        let problem = |tolerance| {
+            let config = LengthConfig { target: Some(1), max: None, tolerance };
+            Length::new(&config).unwrap_err().problem
+        };
+        assert_eq!((problem(None), problem(Some(0.0))), ("is missing".to_owned(), "is 0".to_owned()));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A list of [`RewardEntry`] says what gives scores. [`check`] refuses settings that cannot work, and
 //! [`scorer`] makes of one entry a [`Scorer`], which gives each [`Reply`] a score or says why there is none
-//! ([`ScoreError`]).
+//! ([`ScoreError`]). [`answer_check`] says before the first step to which rows no reply can have a score.
 //!
 //! - Verifiers compare a reply with the answer of its row: [`ExactConfig`](entry::ExactConfig), `numeric`,
 //!   `math`, `choice`, `world`; or they look at the reply alone: `regex`, `json`, `format`, `ifeval`,
@@ -52,5 +52,5 @@ mod test_server;
 pub use entry::{Extract, Normalize, RewardEntry, RewardKind};
 pub use error::Error;
 pub use program::ProgramLog;
-pub use registry::{check, needs_answer, scorer};
+pub use registry::{AnswerCheck, answer_check, check, scorer};
 pub use score::{Reply, ScoreError, Scorer, quoted};

@@ -14,6 +14,8 @@
 //! name several answers. So a formula is compared in parentheses, which close only behind all of it, and a
 //! text in front of which a value stands must be a unit.
 
+use std::borrow::Cow;
+
 use eval::math_answer::{answer, boxed, minerva, value};
 
 use crate::answer::right_answers;
@@ -35,13 +37,18 @@ impl Math {
     }
 
     pub(crate) fn score(&self, reply: &Reply<'_>) -> Result<f64, ScoreError> {
-        let right = right_answers(reply, self.any_of)?;
+        let right = self.right(reply.answer)?;
         let Some(found) = answer(reply.text).filter(|found| !found.trim().is_empty()) else { return Ok(0.0) };
         let is_right = right.iter().any(|right| {
             let right = boxed::last_content(right).unwrap_or(right);
             found.len().max(right.len()) <= LONGEST_ANSWER && equal(&found, right)
         });
         Ok(f64::from(is_right))
+    }
+
+    /// The right answers in the answer of a row.
+    pub(crate) fn right<'a>(&self, answer: Option<&'a str>) -> Result<Vec<Cow<'a, str>>, ScoreError> {
+        right_answers(answer, self.any_of)
     }
 }
 

@@ -30,16 +30,22 @@ impl Numeric {
     }
 
     pub(crate) fn score(&self, reply: &Reply<'_>) -> Result<f64, ScoreError> {
-        let mut wanted = Vec::new();
-        for answer in right_answers(reply, self.any_of)? {
-            let number = self.number(&answer)?.or_else(|| number::of(&answer));
-            wanted.push(number.ok_or_else(|| unreadable("has no number", &answer))?);
-        }
+        let wanted = self.wanted(reply.answer)?;
         let found = self.number(reply.text)?;
         let equal =
             |wanted: &f64, found: f64| (found - wanted).abs() <= self.tolerance * wanted.abs().max(1.0);
         let right = found.is_some_and(|found| wanted.iter().any(|wanted| equal(wanted, found)));
         Ok(f64::from(right))
+    }
+
+    /// The numbers in the answer of a row.
+    pub(crate) fn wanted(&self, answer: Option<&str>) -> Result<Vec<f64>, ScoreError> {
+        let mut wanted = Vec::new();
+        for answer in right_answers(answer, self.any_of)? {
+            let number = self.number(&answer)?.or_else(|| number::of(&answer));
+            wanted.push(number.ok_or_else(|| unreadable("has no number", &answer))?);
+        }
+        Ok(wanted)
     }
 
     /// The number in the part of a text.

@@ -43,7 +43,7 @@ const MOST_PROGRAMS: usize = 256;
 /// Refuses settings of a program that cannot work.
 pub(crate) fn check(config: &CommandConfig) -> Result<(), Wrong> {
     if config.command.first().is_none_or(String::is_empty) {
-        let fix = "write the program and its arguments, such as [\"python3\", \"score.py\"]";
+        let fix = "write the program and its arguments, such as [\"python3\", \"program.py\"]";
         return Err(Wrong::new("command", "names no program", fix));
     }
     check_batches(config.batch_size, config.timeout)?;

@@ -1,9 +1,10 @@
-//! Which scorer an entry has, what its settings must be, and whether its rows need answers.
+//! Which scorer an entry has, what its settings must be, and what the answers of its rows must be.
 
 use std::collections::BTreeMap;
 
 use url::Url;
 
+use crate::answer;
 use crate::choice::Choice;
 use crate::code::{self, Code, ReplyTemplate, Runner};
 use crate::command::CommandScorer;
@@ -12,7 +13,7 @@ use crate::error::{Error, Wrong};
 use crate::exact::Exact;
 use crate::format::Format;
 use crate::http::HttpScorer;
-use crate::instruction::Instructions;
+use crate::instruction::{Instructions, of_row};
 use crate::json::Json;
 use crate::language::Language;
 use crate::length::Length;
@@ -22,8 +23,11 @@ use crate::numeric::Numeric;
 use crate::pattern::Pattern;
 use crate::program::ProgramLog;
 use crate::repetition::Repetition;
-use crate::score::{EachReply, Reply, ScoreError, Scorer, quoted};
+use crate::score::{EachReply, LONGEST_TEXT, Reply, ScoreError, Scorer, at_most, quoted};
 use crate::{client, program, world};
+
+/// Says of the `answer` of a row why no reply to that row has a score.
+pub type AnswerCheck = Box<dyn Fn(Option<&str>) -> Result<(), ScoreError>>;
 
 /// Refuses entries that cannot work, by key and value. It starts no program and asks no server.
 pub fn check(entries: &[RewardEntry]) -> Result<(), Error> {
@@ -48,7 +52,7 @@ pub fn scorer(
     code: Option<Runner>,
     log: &ProgramLog,
 ) -> Result<Option<Box<dyn Scorer>>, Error> {
-    let label = format!("reward {:?}", entry.name);
+    let label = label(entry);
     let of_entry = |wrong: Wrong| wrong.of(&label);
     check_entry(entry).map_err(of_entry)?;
     match &entry.kind {
@@ -71,21 +75,58 @@ pub fn scorer(
     }
 }
 
-/// Whether an entry compares with the answer of the row, so that rows without one have no score.
-pub fn needs_answer(entry: &RewardEntry) -> bool {
-    let template =
-        |key, source| ReplyTemplate::new(key, source).is_ok_and(|template| template.needs_answer());
-    match &entry.kind {
-        RewardKind::Exact(_)
-        | RewardKind::Numeric(_)
-        | RewardKind::Math(_)
-        | RewardKind::Choice(_)
-        | RewardKind::World(_) => true,
-        RewardKind::Ifeval(config) => config.instructions.is_empty(),
-        RewardKind::Code(config) => template("program", &config.program),
-        RewardKind::Judge(config) => template("template", &config.template),
-        _ => false,
-    }
+/// How an entry reads the answers of rows, so that rows to which no reply can have a score are found before
+/// the first step. `None` for an entry that compares with no answer. It starts no program and asks no server.
+pub fn answer_check(entry: &RewardEntry) -> Result<Option<AnswerCheck>, Error> {
+    own_answer_check(&entry.kind).map_err(|wrong| wrong.of(&label(entry)))
+}
+
+fn own_answer_check(kind: &RewardKind) -> Result<Option<AnswerCheck>, Wrong> {
+    let needs_answer =
+        |key, source: &str| ReplyTemplate::new(key, source).map(|template| template.needs_answer());
+    Ok(Some(match kind {
+        RewardKind::Exact(config) => {
+            let exact = Exact::new(config)?;
+            reads(move |answer| exact.wanted(answer).map(|_| ()))
+        }
+        RewardKind::Numeric(config) => {
+            let numeric = Numeric::new(config)?;
+            reads(move |answer| numeric.wanted(answer).map(|_| ()))
+        }
+        RewardKind::Math(config) => {
+            let math = Math::new(config);
+            reads(move |answer| math.right(answer).map(|_| ()))
+        }
+        RewardKind::Choice(config) => {
+            let choice = Choice::new(config)?;
+            reads(move |answer| choice.right(answer).map(|_| ()))
+        }
+        RewardKind::Ifeval(config) if config.instructions.is_empty() => {
+            reads(|answer| of_row(answer).map(|_| ()))
+        }
+        RewardKind::World(_) => reads(|written| answer::given(written).map(|_| ())),
+        RewardKind::Code(config) if needs_answer("program", &config.program)? => {
+            reads(|written| answer::given(written).map(|_| ()))
+        }
+        // The judge is shown a blank answer as it is.
+        RewardKind::Judge(config) if needs_answer("template", &config.template)? => {
+            Box::new(|answer: Option<&str>| answer.map(|_| ()).ok_or(ScoreError::NoAnswer))
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// The check of an answer that a scorer of this crate reads.
+fn reads(read: impl Fn(Option<&str>) -> Result<(), ScoreError> + 'static) -> AnswerCheck {
+    Box::new(move |answer| {
+        at_most(answer.unwrap_or_default(), LONGEST_TEXT)?;
+        read(answer)
+    })
+}
+
+/// What messages call an entry whose place in the list is not known.
+fn label(entry: &RewardEntry) -> String {
+    format!("reward {:?}", entry.name)
 }
 
 /// The scorer of a kind that looks at each reply by itself. `None` for other kinds.

@@ -76,37 +76,33 @@ pub enum ScoreError {
         seconds: f64,
     },
     /// The program that gives scores ended.
-    #[error("the program ended ({status}): \"{output}\"")]
+    #[error("{reason}")]
     Died {
-        /// How it ended.
-        status: String,
-        /// The end of what it wrote to standard error, quoted.
-        output: String,
+        /// How it ended, with the end of what it wrote to standard error, quoted.
+        reason: String,
     },
-    /// Something was returned, and it is no finite number.
-    #[error("\"{found}\" is no finite number")]
+    /// Something was returned that gives the reply no finite number.
+    #[error("{reason}")]
     NotAScore {
-        /// What was returned, quoted.
-        found: String,
+        /// What was returned, quoted, and what is wrong with it.
+        reason: String,
     },
     /// The server answered with an error.
-    #[error("the server answered with status {status}: \"{body}\"")]
+    #[error("{reason}")]
     Refused {
-        /// The status of HTTP.
-        status: u16,
-        /// The beginning of the answer, quoted.
-        body: String,
+        /// The status of HTTP, with the beginning of the answer, quoted.
+        reason: String,
     },
     /// The server could not be reached, or the program could not be started.
-    #[error("not reached: {reason}")]
+    #[error("{reason}")]
     Unreachable {
         /// What the system says, quoted.
         reason: String,
     },
     /// The program or the server says itself that it has no score.
-    #[error("the scorer has no score: \"{reason}\"")]
+    #[error("{reason}")]
     Declined {
-        /// Why, quoted.
+        /// What it says, quoted.
         reason: String,
     },
 }

@@ -3,12 +3,12 @@
 
 use datasets::synth::verify;
 
+use crate::answer::given;
 use crate::score::{Reply, ScoreError};
 
 /// 1 for the bare answer of the row, 0 for anything else.
 pub(crate) fn score(reply: &Reply<'_>) -> Result<f64, ScoreError> {
-    let answer = reply.answer.filter(|answer| !answer.trim().is_empty()).ok_or(ScoreError::NoAnswer)?;
-    Ok(f64::from(verify(answer, reply.text)))
+    Ok(f64::from(verify(given(reply.answer)?, reply.text)))
 }
 
 #[cfg(test)]

@@ -56,6 +56,7 @@ impl ServerError {
         let fix = match self {
             Self::Unreachable { .. } => "start the server before the run, or correct `url`",
             Self::Status { status: 401 | 403, .. } => "give the server's key in `headers`",
+            Self::Status { status: 429 | 503, .. } => "start the run when the server takes requests",
             Self::Status { .. } => "correct `url` and its path, or the server",
             Self::Silent { .. } => "raise `timeout`, or start the server before the run",
             _ => "correct the server, and try it by hand with one request",
@@ -65,15 +66,13 @@ impl ServerError {
 
     /// Why the replies of the request have no score.
     pub(crate) fn of_score(&self) -> ScoreError {
-        match self.clone() {
-            Self::Unreachable { .. } | Self::Ended { .. } => {
-                ScoreError::Unreachable { reason: self.to_string() }
-            }
-            Self::Status { status, body, .. } => ScoreError::Refused { status, body },
-            Self::Silent { seconds, .. } => ScoreError::TimedOut { seconds },
-            Self::TooLong { limit, .. } => ScoreError::TooLong { bytes: limit + 1, limit },
-            Self::NotAnAnswer { said, .. } => ScoreError::NotAScore { found: said },
-            Self::Reported { message, .. } => ScoreError::Declined { reason: message },
+        let reason = self.to_string();
+        match self {
+            Self::Unreachable { .. } | Self::Ended { .. } => ScoreError::Unreachable { reason },
+            Self::Status { .. } => ScoreError::Refused { reason },
+            Self::Silent { seconds, .. } => ScoreError::TimedOut { seconds: *seconds },
+            Self::TooLong { .. } | Self::NotAnAnswer { .. } => ScoreError::NotAScore { reason },
+            Self::Reported { .. } => ScoreError::Declined { reason },
         }
     }
 }

@@ -72,9 +72,15 @@ fn a_server_that_takes_nothing_is_asked_only_so_often() {
         "{error:?}"
     );
     assert_eq!(sent, 3);
+    assert!(error.to_string().contains("; it was sent 3 times: lower `concurrency`, or raise"), "{error}");
     // A pause that is longer than the time limit (20 s) is not waited for, and not cut short.
     let (outcome, sent) = answered("429 Too Many Requests", "Retry-After: 3600\r\n", "");
-    assert!(outcome.unwrap_err().to_string().contains("3600 s"));
+    let error = outcome.unwrap_err();
+    let told = "status 429: \"\"; it was sent 1 time, and not again, because the pause before that, 3600 s, is \
+                longer than `timeout`, 20 s";
+    assert!(error.to_string().ends_with(told), "{error}");
+    assert_eq!(error.of_score().to_string(), error.to_string());
+    assert!(error.wrong().fix.contains("start the run when"), "{error}");
     assert_eq!(sent, 1);
 }
 

@@ -3,7 +3,8 @@
 //! The keys of a table depend on its `kind`, which may stand behind them. serde buffers the fields of a
 //! tagged enum and thereby loses where a value was written, so the table is read by hand: every value is read
 //! as the type of its key when the key is met, and an error of the deserializer keeps its place. After the
-//! last key the kind is known, and a key that it does not have is refused with those that it has.
+//! last key the kind is known, and a key that it does not have is refused with those that it has: a key of no
+//! kind as an unknown field, beside which the nearest one may be shown, and a key of another kind in words.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -117,12 +118,19 @@ impl<'de> Visitor<'de> for TableVisitor {
         }
 
         let Some(Value::String(kind)) = values.remove("kind") else {
-            return Err(de::Error::missing_field("kind"));
+            let message = format!("has no `kind`; give one of {}", KINDS.join(", "));
+            return Err(de::Error::custom(message));
         };
         let known = known(&kind);
-        let own = |key: &String| known.contains(&key.as_str());
-        if let Some(key) = unknown.first().or_else(|| values.keys().find(|key| !own(key))) {
+        if let Some(key) = unknown.first() {
             return Err(de::Error::unknown_field(key, known));
+        }
+        // A key of another kind is spelled right: no other key is meant.
+        if let Some(key) = values.keys().find(|key| !known.contains(&key.as_str())) {
+            let keys = known.join(", ");
+            return Err(de::Error::custom(format!(
+                "kind = {kind:?} has no key `{key}`; its keys are {keys}"
+            )));
         }
         entry(kind, values).map_err(de::Error::custom)
     }

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 
 use super::calculator::calculate;
@@ -29,6 +30,9 @@ const SECTION: &str = "environment";
 const MOST_TURNS: usize = 1000;
 /// The most tokens of an episode.
 const MOST_TOKENS: usize = 1 << 24;
+
+/// The names of the kinds, as serde wants them.
+static KINDS: [&str; 4] = ["calculator", "search", "command", "http"];
 
 /// The `[environment]` section.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,7 +73,7 @@ pub struct EnvironmentSection {
 }
 
 /// What answers the policy between its turns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EnvironmentKind {
     /// Computes `= 12*7+3`.
@@ -94,6 +98,23 @@ impl EnvironmentKind {
     }
 }
 
+impl<'de> Deserialize<'de> for EnvironmentKind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // A section without the key reads as none here, so that its error can list the kinds.
+        let Some(name) = Option::<String>::deserialize(deserializer)? else {
+            let message = format!("has no `kind`; give one of {}", KINDS.join(", "));
+            return Err(de::Error::custom(message));
+        };
+        match name.as_str() {
+            "calculator" => Ok(Self::Calculator),
+            "search" => Ok(Self::Search),
+            "command" => Ok(Self::Command),
+            "http" => Ok(Self::Http),
+            _ => Err(de::Error::unknown_variant(&name, &KINDS)),
+        }
+    }
+}
+
 impl EnvironmentSection {
     /// Refuses settings that cannot work. Starts nothing and makes no connection.
     pub fn check(&self) -> Result<(), Error> {
@@ -113,6 +134,12 @@ impl EnvironmentSection {
             EnvironmentKind::Http => remote::http(&self.http()).map(|environment| Box::new(environment) as _),
         };
         opened.map_err(|wrong| wrong.of(SECTION))
+    }
+
+    /// Whether it may give rewards of its own. The tools inside give none: what scores the episode is left to
+    /// `[[reward]]`.
+    pub fn may_reward(&self) -> bool {
+        matches!(self.kind, EnvironmentKind::Command | EnvironmentKind::Http)
     }
 
     fn check_keys(&self) -> Result<(), Wrong> {
@@ -191,8 +218,17 @@ mod tests {
         let section = read("kind = \"calculator\"").unwrap();
         assert_eq!((section.kind, section.max_turns), (EnvironmentKind::Calculator, 4));
         section.check().unwrap();
-        assert!(read("max_turns = 3").unwrap_err().contains("`kind`"));
-        assert!(read("kind = \"shell\"").unwrap_err().contains("shell"));
+        assert_eq!(
+            read("max_turns = 3").unwrap_err(),
+            "has no `kind`; give one of calculator, search, command, http"
+        );
+        assert_eq!(
+            read("kind = \"shell\"").unwrap_err(),
+            "unknown variant `shell`, expected one of `calculator`, `search`, `command`, `http`"
+        );
+        for kind in KINDS {
+            assert_eq!(read(&format!("kind = {kind:?}")).unwrap().kind.name(), kind);
+        }
         assert!(read("kind = \"search\"\nturns = 3").unwrap_err().contains("turns"));
         // The saved form has no keys that have no effect, and reads as the same.
         let saved = toml::to_string(&section).unwrap();

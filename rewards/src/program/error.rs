@@ -72,18 +72,16 @@ impl ProgramError {
 
     /// Why the replies of the request have no score.
     pub(crate) fn of_score(&self) -> ScoreError {
-        match self.clone() {
-            Self::Ended { status, words } => ScoreError::Died { status, output: words },
-            Self::Silent { seconds, .. } => ScoreError::TimedOut { seconds },
-            Self::NotAnAnswer { said, .. } | Self::Unasked { said } => ScoreError::NotAScore { found: said },
-            Self::WrongId { found, .. } => {
-                ScoreError::NotAScore { found: format!("an answer with id {found}") }
-            }
-            Self::LineTooLong { limit } => ScoreError::TooLong { bytes: limit + 1, limit },
-            Self::Reported { message } => ScoreError::Declined { reason: message },
-            Self::Start { .. } | Self::Exhausted { .. } => {
-                ScoreError::Unreachable { reason: self.to_string() }
-            }
+        let reason = self.to_string();
+        match self {
+            Self::Ended { .. } => ScoreError::Died { reason },
+            Self::Silent { seconds, .. } => ScoreError::TimedOut { seconds: *seconds },
+            Self::NotAnAnswer { .. }
+            | Self::WrongId { .. }
+            | Self::Unasked { .. }
+            | Self::LineTooLong { .. } => ScoreError::NotAScore { reason },
+            Self::Reported { .. } => ScoreError::Declined { reason },
+            Self::Start { .. } | Self::Exhausted { .. } => ScoreError::Unreachable { reason },
         }
     }
 }

@@ -59,6 +59,7 @@ fn errors_name_the_entry_the_key_and_the_fix() {
         (vec!["kind = 'judge'\nmodel = 'http://h'\ntemplate = '{{ x }}'"], "`reward[0].template` reads `x`"),
         (vec!["kind = 'judge'\nmodel = 'http://h'\nattempts = 0"], "`reward[0].attempts` is 0"),
         (vec!["kind = 'judge'\nmodel = 'http://h'\ntimeout = 0"], "`reward[0].timeout` is 0"),
+        (vec!["kind = 'length'\nmax = 1"], "`reward[0].tolerance` is missing; give the number of tokens"),
         (vec!["kind = 'exact'\npattern = 'x'"], "`reward[0].pattern` has no effect"),
         (vec!["kind = 'format'\ntags = ['a', '<']"], "`reward[0].tags[1]` is \"<\""),
         (vec!["kind = 'json'\nschema = { type = 'text' }"], "`reward[0].schema` is no valid schema"),
@@ -111,8 +112,44 @@ fn every_kind_says_whether_it_needs_answers() {
         ("kind = 'command'\ncommand = ['x']", false),
         ("kind = 'http'\nurl = 'http://localhost:1'", false),
     ] {
-        assert_eq!(needs_answer(&entries(&[table])[0]), expected, "{table}");
+        assert_eq!(answer_check(&entries(&[table])[0]).unwrap().is_some(), expected, "{table}");
     }
+}
+
+#[test]
+fn an_answer_to_which_no_reply_can_have_a_score_is_known_without_a_reply() {
+    let instructions = r#"[{"id": "punctuation:no_comma"}]"#;
+    let slow = format!("{}!", "a".repeat(200));
+    let long = "7".repeat(LONGEST_TEXT + 1);
+    for (table, read, unread, name) in [
+        ("kind = 'exact'", "[7", " ", "no_answer"),
+        ("kind = 'exact'", "[7", &long, "too_long"),
+        ("kind = 'exact'\nany_of = true", r#"["7"]"#, "7", "unreadable_answer"),
+        ("kind = 'exact'\nextract = 'pattern'\npattern = '(?=(a|aa)+$)b'", "7", &slow, "slow_pattern"),
+        ("kind = 'numeric'", "#### 7", "unknown", "unreadable_answer"),
+        ("kind = 'numeric'\nany_of = true", "[7]", r#"[7, "x"]"#, "unreadable_answer"),
+        ("kind = 'math'", "[7", "", "no_answer"),
+        ("kind = 'math'\nany_of = true", r#"["x", 7]"#, "x", "unreadable_answer"),
+        ("kind = 'choice'", "B. Rome", "Rome", "unreadable_answer"),
+        ("kind = 'ifeval'", instructions, "no comma", "unreadable_answer"),
+        ("kind = 'world'", "[7", " ", "no_answer"),
+        ("kind = 'code'\nprogram = '{{ reply }} {{ answer }}'", "[7", " ", "no_answer"),
+    ] {
+        let entry = &entries(&[table])[0];
+        let check = answer_check(entry).unwrap().unwrap();
+        assert_eq!((check(Some(read)), check(None)), (Ok(()), Err(ScoreError::NoAnswer)), "{table}");
+        let error = check(Some(unread)).unwrap_err();
+        assert_eq!(error.name(), name, "{table}");
+        let mut made = scorer(entry, Some(Arc::new(Passes)), &ProgramLog::Stderr).unwrap().unwrap();
+        let scores = made.score(&[reply("x", Some(read)), reply("x", Some(unread))]);
+        assert!(scores[0].is_ok() && scores[1] == Err(error), "{table}: {scores:?}");
+    }
+    let judge = &entries(&["kind = 'judge'\nmodel = 'http://h'\ntemplate = '{{ reply }} {{ answer }}'"])[0];
+    let check = answer_check(judge).unwrap().unwrap();
+    assert_eq!((check(Some("")), check(None)), (Ok(()), Err(ScoreError::NoAnswer)));
+    assert!(answer_check(&entries(&["kind = 'regex'\npattern = '7'"])[0]).unwrap().is_none());
+    let error = answer_check(&entries(&["kind = 'choice'\nchoices = 'A'"])[0]).err().unwrap().to_string();
+    assert!(error.starts_with("`reward \"choice\".choices` is \"A\""), "{error}");
 }
 
 /// Passes every program.
@@ -152,7 +189,7 @@ fn every_kind_scores_replies_or_is_left_to_the_caller() {
         let without = made.score(&[reply("x", None), reply("y", None)]);
         assert_eq!(without.len(), 2);
         let is_missing = |score: &Result<f64, ScoreError>| *score == Err(ScoreError::NoAnswer);
-        assert_eq!(without.iter().all(is_missing), needs_answer(entry), "{table}");
+        assert_eq!(without.iter().all(is_missing), answer_check(entry).unwrap().is_some(), "{table}");
     }
     for table in ["kind = 'model'\nmodel = 'm'", "kind = 'judge'\nmodel = 'http://h'"] {
         assert!(scorer(&entries(&[table])[0], None, &ProgramLog::Stderr).unwrap().is_none());

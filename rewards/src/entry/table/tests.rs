@@ -96,7 +96,7 @@ fn a_short_table_has_defaults() {
     };
     assert_eq!(read("kind = 'world'").unwrap(), expected("world", RewardKind::World(WorldConfig {})));
     assert_eq!(read("kind = 'exact'").unwrap(), expected("exact", RewardKind::Exact(ExactConfig::default())));
-    let length = LengthConfig { target: None, max: Some(5), tolerance: 0.0 };
+    let length = LengthConfig { target: None, max: Some(5), tolerance: None };
     assert_eq!(read("max = 5\nkind = 'length'").unwrap(), expected("length", RewardKind::Length(length)));
     let numeric: RewardEntry = serde_json::from_value(json!({"kind": "numeric"})).unwrap();
     let RewardKind::Numeric(numeric) = numeric.kind else { panic!("another kind") };
@@ -105,14 +105,18 @@ fn a_short_table_has_defaults() {
 
 #[test]
 fn a_key_that_the_kind_does_not_have_is_refused_with_those_that_it_has() {
-    // A key of another kind, a key of no kind, before and behind `kind`.
+    // A key of another kind is no mistake in spelling, before and behind `kind`.
     for text in ["ngram = 3\nkind = 'regex'", "kind = 'regex'\nngram = 3"] {
         assert_eq!(
             read(text).unwrap_err(),
-            "unknown field `ngram`, expected one of `kind`, `name`, `weight`, `clip`, `normalize`, `mean`, \
-             `std`, `pattern`, `full`"
+            "kind = \"regex\" has no key `ngram`; its keys are kind, name, weight, clip, normalize, mean, std, \
+             pattern, full"
         );
     }
+    assert_eq!(
+        read("kind = 'world'\ntolerance = 1").unwrap_err(),
+        "kind = \"world\" has no key `tolerance`; its keys are kind, name, weight, clip, normalize, mean, std"
+    );
     let error = read("kind = 'world'\npatern = { a = [1] }").unwrap_err();
     assert_eq!(
         error,
@@ -123,7 +127,7 @@ fn a_key_that_the_kind_does_not_have_is_refused_with_those_that_it_has() {
 #[test]
 fn wrong_values_are_refused_where_they_stand() {
     for (text, part) in [
-        ("weight = 1", "missing field `kind`"),
+        ("weight = 1", "has no `kind`; give one of model, judge, exact, "),
         ("kind = 'maths'", "unknown variant `maths`, expected one of `model`, `judge`"),
         ("kind = 'regex'\npattern = 3", "invalid type: integer `3`, expected a string"),
         ("kind = 'world'\nweight = nan", "expected a finite number"),
