@@ -409,8 +409,12 @@ impl PpoConfig {
             return refuse("ppo", "staleness", &self.staleness, wanted);
         }
         if self.overlong_buffer >= self.max_new_tokens {
-            let wanted = "must be below max_new_tokens, or the penalty begins before the first token";
-            return refuse("ppo", "overlong_buffer", &self.overlong_buffer, wanted);
+            let wanted = format!(
+                "must be below max_new_tokens ({}), or the penalty begins before the first token; where a preset has set \
+                 it for longer replies, set it too",
+                self.max_new_tokens
+            );
+            return refuse("ppo", "overlong_buffer", &self.overlong_buffer, &wanted);
         }
 
         if self.iterations <= self.critic_warmup() {

@@ -25,14 +25,17 @@ pub enum Error {
     RankZeroFailed,
     /// No reply of several iterations had a reward.
     #[error(
-        "no reply of the last {iterations} iterations can be learned from: {reason}; see that the [environment] works, \
-         and the [[reward]] entries if the stage has them"
+        "no reply of the last {} can be learned from: {reason}; see that the {} work",
+        in_words(*.iterations),
+        if *.has_environment { "[environment] and the [[reward]] entries" } else { "[[reward]] entries" }
     )]
     NoScores {
         /// The iterations in a row.
         iterations: u64,
         /// Why the last replies have none.
         reason: String,
+        /// Whether something answers the policy between its turns.
+        has_environment: bool,
     },
     /// An error of the optimizer step or the checkpoint.
     #[error(transparent)]
@@ -194,4 +197,8 @@ impl Error {
             }
         }
     }
+}
+
+fn in_words(iterations: u64) -> String {
+    if iterations == 1 { "iteration".to_owned() } else { format!("{iterations} iterations") }
 }

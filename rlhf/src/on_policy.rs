@@ -254,6 +254,9 @@ impl<'a, L: Learner<'a>> OnPolicy<'a, L> {
             }
         }
 
+        if let Some(message) = self.sampler.summary()? {
+            run.record(&Event::Message(&message))?;
+        }
         self.check_replicas()?;
         let policy = self.learner.models().policy;
         run.finish(total, &|folder| Ok(policy.save(folder)?))

@@ -99,8 +99,18 @@ pub struct RolloutSampler<'a> {
     ahead: Option<Drawn>,
     /// The iterations in a row without any reward.
     fruitless: u64,
+    tally: Tally,
     /// Why the last reply without a reward has none.
     reason: String,
+}
+
+/// What this process has drawn.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    iterations: u64,
+    replies: usize,
+    /// The replies without a score.
+    unscored: usize,
 }
 
 /// What a checkpoint says of the sampler, besides the rollout that was drawn ahead.
@@ -143,6 +153,7 @@ impl<'a> RolloutSampler<'a> {
             seed,
             ahead: None,
             fruitless: 0,
+            tally: Tally::default(),
             reason: String::new(),
         })
     }
@@ -334,6 +345,9 @@ impl<'a> RolloutSampler<'a> {
 
     /// Ends a run whose replies get no reward.
     fn count_fruitless(&mut self, sampled: &Sampled) -> Result<(), Error> {
+        self.tally.iterations += 1;
+        self.tally.replies += sampled.scores.len();
+        self.tally.unscored += sampled.scores.iter().filter(|score| score.is_none()).count();
         if sampled.scores.iter().any(Option::is_some) {
             self.fruitless = 0;
             return Ok(());
@@ -342,7 +356,27 @@ impl<'a> RolloutSampler<'a> {
         if self.fruitless < FRUITLESS {
             return Ok(());
         }
-        Err(Error::NoScores { iterations: FRUITLESS, reason: self.reason.clone() })
+        Err(self.no_scores(FRUITLESS))
+    }
+
+    fn no_scores(&self, iterations: u64) -> Error {
+        Error::NoScores { iterations, reason: self.reason.clone(), has_environment: self.turns.is_some() }
+    }
+
+    /// What the user must know of the replies of this process when the last iteration has ended. An error if
+    /// none of them had a score.
+    pub fn summary(&self) -> Result<Option<String>, Error> {
+        let Tally { iterations, replies, unscored } = self.tally;
+        if unscored == 0 {
+            return Ok(None);
+        }
+        if unscored == replies {
+            return Err(self.no_scores(iterations));
+        }
+        Ok(Some(format!(
+            "warning: {unscored} of {replies} replies had no score and taught nothing; the last one because {}",
+            self.reason
+        )))
     }
 
     /// Adds what is to be known of the rewards and of the draws.

@@ -268,6 +268,8 @@ fn replies_without_a_score_are_left_out_and_a_run_without_any_score_ends() {
         "{failed:?}"
     );
     assert!(memory.messages.iter().any(|message| message.contains("the server is down")));
+    let last = memory.messages.last().unwrap();
+    assert!(last.contains("replies had no score and taught nothing"), "{last}");
     assert!(weights.iter().all(|weight| weight.is_finite()));
 
     let out = folder.path().join("none");
@@ -276,6 +278,15 @@ fn replies_without_a_score_are_left_out_and_a_run_without_any_score_ends() {
     assert!(matches!(error, Error::NoScores { iterations: 3, .. }), "{error}");
     assert!(error.to_string().contains("the server is down"), "{error}");
     assert_eq!(memory.steps.len(), 2);
+    assert!(!out.join("final").exists());
+
+    // A run that is over before that has learned nothing either.
+    let short = PpoConfig { iterations: 2, ..group_settings() };
+    let out = folder.path().join("short");
+    let (_, outcome, _) = run(&short, Setup::new(FailsFor(|_| true), &out));
+    let error = outcome.unwrap_err();
+    assert!(matches!(error, Error::NoScores { iterations: 2, .. }), "{error}");
+    assert!(error.to_string().ends_with("see that the [[reward]] entries work"), "{error}");
     assert!(!out.join("final").exists());
 }
 
