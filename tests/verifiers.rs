@@ -122,7 +122,7 @@ fn a_program_that_fails_costs_the_replies_of_one_request() {
         (r#"{ printf '{"id":3,"scores":[NaN,1,1,1]}\n'; continue; }"#, 4.0, "NaN"),
         (r#"{ printf '{"id":3,"scores":[1e999,1,1,1]}\n'; continue; }"#, 4.0, "1e999"),
         (r#"{ printf '{"id":3,"error":"no licence"}\n'; continue; }"#, 4.0, "no licence"),
-        ("scores=${scores#*,}", 4.0, "3 for 4 replies"),
+        ("scores=${scores#*,}", 4.0, "3 scores for 4 replies"),
         ("id=77", 4.0, "77"),
         // One score of the four.
         ("scores=null${scores#?}", 1.0, "no score"),
@@ -441,6 +441,7 @@ fn what_cannot_score_is_refused_before_the_first_step() {
         ("{kind='verifier'}", "", 2, ["`reward[0].kind` is \"verifier\"", "command, http"]),
         ("{kind='regex',pattern='('}", "", 2, ["`reward[0].pattern`", "parenthesis"]),
         ("{kind='exact'}", "--set data.train=half.jsonl", 2, ["1 of 2 rows", "column `answer`"]),
+        ("{kind='choice',choices='AB'}", "", 2, ["`reward.choice`: cannot read", "is none of the choices"]),
         ("{kind='model',model='life/sft/final'}", "", 3, ["life/sft/final", "not a reward model"]),
         // Programs that a model writes run only if that is allowed.
         ("{kind='code',program='{{reply}}'}", "", 2, ["\"code\"", "allow_code_execution"]),

@@ -39,7 +39,7 @@ pub(crate) use resolved::{
     Difference, LENGTH_KEYS, RESUME_MUTABLE_KEYS, differences, flat_differences, flatten_toml,
 };
 use run_config::required_out;
-pub(crate) use run_config::{NewModel, RunConfig};
+pub(crate) use run_config::{NewModel, RunConfig, of_rewards};
 use section::{BaseSection, EvalSection, ParallelSection, PipelineSection, PipelineStep, TokenizerSection};
 pub(crate) use stage::{StageSchema, Units};
 use tree::{Entry, Node, Tree};

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use datasets::PromptRow;
 use parallel::ProcessGroups;
-use rewards::{Normalize, ProgramLog, Reply, RewardEntry, RewardKind};
+use rewards::{Normalize, ProgramLog, Reply, RewardEntry, RewardKind, ScoreError};
 use rlhf::reward_function::{Normalization, RewardFunction, ScoredReply, Scorer, Term};
 
-use crate::config::{ConfigError, RunConfig};
+use crate::config::{ConfigError, RunConfig, of_rewards};
 use crate::evaluation;
 
 /// A reward model of a run.
@@ -62,18 +62,51 @@ pub(crate) fn function(config: &RunConfig, groups: &ProcessGroups) -> anyhow::Re
 }
 
 /// Refuses rows without an answer if an entry compares with answers.
-pub(crate) fn check_answers(config: &RunConfig, rows: &[PromptRow]) -> Result<(), ConfigError> {
-    let Some(entry) = config.reward.iter().find(|entry| rewards::needs_answer(entry)) else { return Ok(()) };
-    let without = rows.iter().filter(|row| row.answer.is_none()).count();
-    if without == 0 {
-        return Ok(());
+pub(crate) fn need_answers(config: &RunConfig, rows: &[PromptRow]) -> Result<(), ConfigError> {
+    for entry in &config.reward {
+        let Some(check) = rewards::answer_check(entry).map_err(of_rewards)? else { continue };
+        let is_missing = |row: &&PromptRow| matches!(check(row.answer.as_deref()), Err(ScoreError::NoAnswer));
+        let without = rows.iter().filter(is_missing).count();
+        if without > 0 {
+            let message = format!(
+                "compares with the answers of the rows, and {without} of {} rows have none: give them a column `answer`, or \
+                 take another kind",
+                rows.len()
+            );
+            return Err(of_entry(entry, message));
+        }
     }
-    let message = format!(
-        "compares with the answers of the rows, and {without} of {} rows have none: give them a column `answer`, or \
-         take another kind",
-        rows.len()
-    );
-    Err(ConfigError::Value { place: None, key: format!("reward.{}", entry.name), message })
+    Ok(())
+}
+
+/// Refuses rows without an answer, and rewards that can read the answer of no row: no reply would ever have a
+/// score. Returns a warning for each that cannot read some of them.
+pub(crate) fn check_answers(config: &RunConfig, rows: &[PromptRow]) -> Result<Vec<String>, ConfigError> {
+    need_answers(config, rows)?;
+    let mut warnings = Vec::new();
+    for entry in &config.reward {
+        let Some(check) = rewards::answer_check(entry).map_err(of_rewards)? else { continue };
+        let answers = rows.iter().map(|row| row.answer.as_deref());
+        let mut problems = answers.filter_map(|answer| check(answer).err());
+        let Some(first) = problems.next() else { continue };
+        let (count, total) = (1 + problems.count(), rows.len());
+        let of_rows = format!("the answers of {count} of {total} rows, the first because {first}");
+        if count == total {
+            return Err(of_entry(
+                entry,
+                format!("cannot read {of_rows}: correct them, or take another kind"),
+            ));
+        }
+        warnings.push(format!(
+            "warning: `reward.{}` cannot read {of_rows}: replies to these have no score",
+            entry.name
+        ));
+    }
+    Ok(warnings)
+}
+
+fn of_entry(entry: &RewardEntry, message: String) -> ConfigError {
+    ConfigError::Value { place: None, key: format!("reward.{}", entry.name), message }
 }
 
 /// Refuses to run programs that the model writes unless the user allows it.

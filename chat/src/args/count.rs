@@ -51,6 +51,16 @@ fn within(text: &str, most: usize) -> Result<usize, String> {
     }
 }
 
+/// Replies to one prompt, all of which are in memory until the last one has ended.
+pub(super) fn samples(text: &str) -> Result<usize, String> {
+    within(text, 65_536)
+}
+
+/// Rows of a file that is written. There may be very many, but a file without rows cannot be read.
+pub(super) fn rows(text: &str) -> Result<usize, String> {
+    within(text, usize::MAX)
+}
+
 /// Processes that this machine would run.
 pub(super) fn processes(text: &str) -> Result<usize, String> {
     let number = within(text, usize::MAX)?;

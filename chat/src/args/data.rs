@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use datasets::synth::SynthOptions;
 use datasets::synth::calculator::CalculatorOptions;
 
+use super::count;
 use crate::feedback::timestamp::Timestamp;
 
 /// `data`.
@@ -94,10 +95,10 @@ pub(crate) struct CalculatorArgs {
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
     /// Demonstrations, and as many prompts.
-    #[arg(long, value_name = "N", default_value_t = CalculatorOptions::default().rows)]
+    #[arg(long, value_name = "N", default_value_t = CalculatorOptions::default().rows, value_parser = count::rows)]
     pub(crate) rows: usize,
     /// Questions to measure with.
-    #[arg(long, value_name = "N", default_value_t = CalculatorOptions::default().heldout)]
+    #[arg(long, value_name = "N", default_value_t = CalculatorOptions::default().heldout, value_parser = count::rows)]
     pub(crate) heldout: usize,
 }
 

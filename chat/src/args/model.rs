@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::count;
 use crate::config::section::{Dtype, QuantizeType};
 use crate::evaluation::model::ModelHost;
 use crate::session::{ModelSource, Speculation, WeightSettings};
@@ -139,11 +140,11 @@ pub(crate) struct GenerateArgs {
 #[derive(Debug, Args)]
 pub(crate) struct SampleArgs {
     /// Draw N replies to each prompt, and write them as the list `samples` [default: one reply, and no list].
-    #[arg(long, value_name = "N", conflicts_with = "best_of")]
-    pub(crate) n: Option<NonZeroUsize>,
+    #[arg(long, value_name = "N", conflicts_with = "best_of", value_parser = count::samples)]
+    pub(crate) n: Option<usize>,
     /// Draw N replies to each prompt, and write the one with the highest score.
-    #[arg(long, value_name = "N")]
-    pub(crate) best_of: Option<NonZeroUsize>,
+    #[arg(long, value_name = "N", value_parser = count::samples)]
+    pub(crate) best_of: Option<usize>,
     /// A reward model that scores the replies of --best-of; may be given again and again, and the scores are
     /// added.
     #[arg(long, value_name = "DIR", requires = "best_of")]
@@ -156,7 +157,7 @@ pub(crate) struct SampleArgs {
 impl SampleArgs {
     /// The replies that are drawn to each prompt.
     pub(crate) fn count(&self) -> usize {
-        self.n.or(self.best_of).map_or(1, NonZeroUsize::get)
+        self.n.or(self.best_of).unwrap_or(1)
     }
 }
 

@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &GenerateArgs) -> anyhow::Result<()> {
     match arguments.samples.n {
         None => input::write(&replies, output, force),
         Some(count) => {
-            let rows = replies.chunks(count.get()).map(|samples| Samples { samples });
+            let rows = replies.chunks(count).map(|samples| Samples { samples });
             input::write(&rows.collect::<Vec<_>>(), output, force)
         }
     }

@@ -128,7 +128,7 @@ fn prompts(
     check_vocabulary(tokenizer, &policy)?;
     let prompts = rows::load_all::<PromptRow>(&config.data.train, tokenizer, &config.data)?;
     rows::refuse_none(&prompts, &SCHEMA)?;
-    reward_list::check_answers(config, &prompts.rows)?;
+    reward_list::check_answers(config, &prompts.rows)?.iter().for_each(|warning| print_stderr(warning));
     let (longest, room) = (prompts.longest, policy.max_positions() as usize);
     if longest >= room {
         return Err(ConfigError::NoRoom { longest, room }.into());

@@ -235,8 +235,7 @@ impl RunConfig {
 
     /// Refuses a stage in which no reply has a reward, and one whose critic has nothing to start as.
     fn need_rewards(&self, stage: &StageSchema) -> Result<(), ConfigError> {
-        let is_given = !self.ppo.reward_model.0.is_empty() || self.environment.is_some();
-        if !is_given && self.reward.iter().all(|entry| entry.weight == 0.0) {
+        if !self.has_other_rewards() && self.reward.iter().all(|entry| entry.weight == 0.0) {
             return Err(ConfigError::NoReward { stage: stage.name });
         }
 
@@ -250,12 +249,17 @@ impl RunConfig {
         Ok(())
     }
 
+    /// Whether replies have rewards beside those of `[[reward]]`.
+    fn has_other_rewards(&self) -> bool {
+        let may_reward = self.environment.as_ref().is_some_and(EnvironmentSection::may_reward);
+        !self.ppo.reward_model.0.is_empty() || may_reward
+    }
+
     /// Refuses entries of `[[reward]]` that cannot work.
     pub(super) fn check_rewards(&self) -> Result<(), ConfigError> {
         match rewards::check(&self.reward) {
             // Then all of them are measured only.
-            Err(rewards::Error::NoWeight)
-                if !self.ppo.reward_model.0.is_empty() || self.environment.is_some() => {}
+            Err(rewards::Error::NoWeight) if self.has_other_rewards() => {}
             checked => checked.map_err(of_rewards)?,
         }
         let taken = |name: &String| self.reward.iter().position(|entry| entry.name == *name);
@@ -374,7 +378,7 @@ fn reward_model_names(count: usize) -> Vec<String> {
 }
 
 /// What is wrong with a reward or an environment, with its key.
-fn of_rewards(error: rewards::Error) -> ConfigError {
+pub(crate) fn of_rewards(error: rewards::Error) -> ConfigError {
     let (key, message) = match error {
         rewards::Error::Setting { place, problem, fix } => (place, format!("{problem}; {fix}")),
         rewards::Error::SameName { second, .. } => (format!("reward[{second}].name"), error.to_string()),

@@ -55,6 +55,8 @@ const SHORTEST_FRAME: usize = 3;
 
 /// A judge with its question.
 pub(super) struct Judge {
+    /// The name of the entry, for messages.
+    name: String,
     model: Box<dyn LanguageModel + Send>,
     question: QuestionTemplate,
     /// The lowest and the highest rating.
@@ -89,12 +91,16 @@ impl Judge {
         let question =
             QuestionTemplate::new(&config.template).map_err(|problem| refused(name, "template", problem))?;
         let model = connect(name, config)?;
-        Ok(Self::new(config, question, Box::new(model)))
+        Ok(Self::new((name, config), question, Box::new(model)))
     }
 
-    fn new(config: &JudgeConfig, question: QuestionTemplate, model: Box<dyn LanguageModel + Send>) -> Self {
+    fn new(
+        (name, config): (&str, &JudgeConfig),
+        question: QuestionTemplate,
+        model: Box<dyn LanguageModel + Send>,
+    ) -> Self {
         let &JudgeConfig { scale, max_tokens, temperature, attempts, .. } = config;
-        Self { model, question, scale, max_tokens, temperature, attempts }
+        Self { name: name.to_owned(), model, question, scale, max_tokens, temperature, attempts }
     }
 
     /// Asks all open questions once. `sample` seeds the draws of answers.
@@ -145,7 +151,9 @@ impl Scorer for Judge {
         for sample in 0..self.attempts as u64 {
             self.ask(&mut questions, sample);
         }
-        places.into_iter().map(|place| questions[place?].score.clone()).collect()
+        let score = |place: Result<usize, String>| questions[place?].score.clone();
+        let named = |error| format!("`{}`: {error}", self.name);
+        places.into_iter().map(|place| score(place).map_err(named)).collect()
     }
 }
 
@@ -404,7 +412,7 @@ mod tests {
         let asked = Arc::default();
         let double = Double { answer, asked: Arc::clone(&asked) };
         let question = QuestionTemplate::new(&config.template).unwrap();
-        let mut judge = Judge::new(config, question, Box::new(double));
+        let mut judge = Judge::new(("judge", config), question, Box::new(double));
         let replies: Vec<ScoredReply> = replies.iter().map(|text| reply(text)).collect();
         let scores = judge.score(&replies);
         let asked = asked.lock().unwrap().clone();
@@ -462,7 +470,7 @@ mod tests {
     fn lengths(answer: fn(&[Message]) -> Option<Response>, attempts: usize) -> Vec<usize> {
         let config = JudgeConfig { attempts, ..JudgeConfig::default() };
         let (scores, asked) = scored(&config, &["2"], answer);
-        assert!(scores[0].is_err());
+        assert!(scores[0].as_ref().unwrap_err().starts_with("`judge`: "), "{scores:?}");
         asked.iter().map(Vec::len).collect()
     }
 
@@ -484,7 +492,7 @@ mod tests {
             }
             says("[[10]]")
         });
-        assert_eq!(scores, [Ok(1.0), Err("the server is full".to_owned()), Ok(1.0)]);
+        assert_eq!(scores, [Ok(1.0), Err("`judge`: the server is full".to_owned()), Ok(1.0)]);
         // The endpoint has tried as often as it may.
         assert_eq!(asked.len(), 3);
 

@@ -127,7 +127,7 @@ impl BestOf {
 
         let rows = inputs.iter().zip(prompts).map(|(input, ids)| prompt_row(session, input, ids));
         let rows: Vec<PromptRow> = rows.collect::<Result<_, _>>()?;
-        reward_list::check_answers(&self.config, &rows)?;
+        reward_list::need_answers(&self.config, &rows)?;
         let groups = ProcessGroups::single();
         let function = reward_list::function(&self.config, &groups)?;
         Ok(Scorers { models: self.models.load(session.model.device())?, function, groups, rows })

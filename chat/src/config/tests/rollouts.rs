@@ -298,8 +298,10 @@ fn a_stage_with_rollouts_needs_something_that_scores() {
     for (text, is_enough) in [
         ("[[reward]]\nkind = 'math'\n", true),
         ("[ppo]\nreward_model = 'rm'\n", true),
-        ("[environment]\nkind = 'search'\n", true),
-        ("[environment]\nkind = 'search'\n[[reward]]\nkind = 'math'\nweight = 0\n", true),
+        // A program may give rewards to turns, and the tools inside give none.
+        ("[environment]\nkind = 'search'\n", false),
+        ("[environment]\nkind = 'command'\ncommand = ['true']\n", true),
+        ("[environment]\nkind = 'http'\nurl = 'http://h'\n[[reward]]\nkind = 'math'\nweight = 0\n", true),
         ("[ppo]\nreward_model = []\n", false),
     ] {
         assert_eq!(load(&with(text), &[], schema("grpo")).is_ok(), is_enough, "{text}");
