@@ -25,9 +25,10 @@ fn what_a_machine_measures_tells_the_time_of_a_step() {
     assert!(text.succeeds().contains("step time: not known: run `colossal-chat doctor --bench` once"));
 
     let report = scratch.run("doctor --bench --disk-path . --json").json();
-    let speed = &report["speed"];
-    assert_eq!(speed["machine"]["threads"], 1);
-    assert!(speed["disk"]["read"].as_f64().unwrap() > 0.0, "{report:#}");
+    let hardware = &report["hardware"];
+    assert_eq!(hardware["device"]["threads"], 1);
+    assert!(hardware["disk"]["read"].as_f64().unwrap() > 0.0, "{report:#}");
+    assert!(hardware["link"][0]["bandwidth"].as_f64().unwrap() > 0.0, "{report:#}");
     let predicted = step_time();
     let parts = ["computation", "update", "disk"].map(|part| predicted[part].as_f64().unwrap());
     assert!(predicted["seconds"].as_f64().unwrap() >= parts[0] && parts[0] > 0.0, "{predicted:#}");
@@ -37,19 +38,24 @@ fn what_a_machine_measures_tells_the_time_of_a_step() {
     assert_eq!(other["dtype"], "bfloat16");
     assert_eq!(other["seconds"], in_bf16["step_time"]["seconds"]);
     assert_eq!(in_bf16["other_dtype"]["seconds"], predicted["seconds"]);
+    // Of more processes than the machine runs, nobody knows what joins them.
+    let many = scratch.run(&format!("{} --nproc 640", plan.trim_end_matches(" --json")));
+    assert!(many.succeeds().contains("step time: not known: the hardware has no link that joins 640 ranks"));
     let outcome = scratch.run(&line("sft", "run", ""));
     outcome.succeeds();
     assert!(outcome.stderr.contains(" s, the median (predicted: "), "{outcome:#?}");
 
     // Of another machine, and damaged.
-    let file = ".cache/colossal-chat/speed-1-threads.json";
+    let file = ".cache/colossal-chat/hardware-1-threads.toml";
     let whole = scratch.read(file);
-    scratch.write(file, &whole.replacen("\"threads\": 1", "\"threads\": 9", 1));
+    scratch.write(file, &whole.replacen("threads = 1", "threads = 9", 1));
     assert_eq!(step_time(), serde_json::Value::Null);
-    scratch.write(file, &whole.replacen("\"read\": ", "\"read\": -", 1));
-    scratch.run(&plan).fails(3, &["speed-1-threads.json", "`memory.read` is -", "doctor --bench", "remove"]);
+    scratch.write(file, &whole.replacen("memory_read = ", "memory_read = -", 1));
+    scratch
+        .run(&plan)
+        .fails(3, &["hardware-1-threads.toml", "`device.memory_read` is -", "doctor --bench", "remove"]);
     scratch.write(file, &whole[..whole.len() / 2]);
-    scratch.run(&line("sft", "out", "")).fails(3, &["speed-1-threads.json", "doctor --bench"]);
+    scratch.run(&line("sft", "out", "")).fails(3, &["hardware-1-threads.toml", "doctor --bench"]);
     assert!(!scratch.path("out").exists());
     scratch.run("doctor --disk-path .").fails(2, &["--bench"]);
     scratch.run("doctor --bench --disk-path absent").fails(4, &["absent"]);

@@ -441,7 +441,7 @@ fn what_cannot_score_is_refused_before_the_first_step() {
         ("{kind='verifier'}", "", 2, ["`reward[0].kind` is \"verifier\"", "command, http"]),
         ("{kind='regex',pattern='('}", "", 2, ["`reward[0].pattern`", "parenthesis"]),
         ("{kind='exact'}", "--set data.train=half.jsonl", 2, ["1 of 2 rows", "column `answer`"]),
-        ("{kind='choice',choices='AB'}", "", 2, ["`reward.choice`: cannot read", "is none of the choices"]),
+        ("{kind='ifeval'}", "", 2, ["`reward.ifeval`: cannot read", "is no JSON list of instructions"]),
         ("{kind='model',model='life/sft/final'}", "", 3, ["life/sft/final", "not a reward model"]),
         // Programs that a model writes run only if that is allowed.
         ("{kind='code',program='{{reply}}'}", "", 2, ["\"code\"", "allow_code_execution"]),

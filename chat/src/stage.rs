@@ -29,6 +29,7 @@ mod reinforce;
 mod rloo;
 pub(crate) mod rm;
 pub(crate) mod rows;
+mod segments;
 pub(crate) mod sft;
 mod simpo;
 mod step_time;

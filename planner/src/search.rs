@@ -93,9 +93,8 @@ impl Space {
         let most = self.most_sequence_ranks.min(rest);
         let sizes = |mode: SequenceMode| -> Vec<usize> {
             match mode {
-                SequenceMode::None => vec![1],
                 SequenceMode::Megatron if tensor == 1 => Vec::new(),
-                SequenceMode::Megatron => vec![1],
+                SequenceMode::None | SequenceMode::Megatron => vec![1],
                 SequenceMode::Ulysses | SequenceMode::Ring => {
                     (2..=most).filter(|size| rest.is_multiple_of(*size)).collect()
                 }

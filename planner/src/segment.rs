@@ -110,7 +110,7 @@ impl RowTokens {
         sum.times(1.0 / rows.len().max(1) as f64)
     }
 
-    /// RowTokens that each go on for `new` tokens, which alone have logits.
+    /// These rows if each goes on for `new` tokens, which alone have logits.
     #[must_use]
     pub fn continued(self, new: f64) -> Self {
         // The mean of (P + R)^2 is that of P^2 + 2 P R + R^2.

@@ -75,13 +75,13 @@ struct Ends<'a> {
     message_seconds: f64,
     /// By micro-batch, stage, and forward or backward. Nothing waits for the gradients of weights, but for
     /// those of inputs.
-    ends: Vec<[Option<f64>; 2]>,
+    finished: Vec<[Option<f64>; 2]>,
 }
 
 impl<'a> Ends<'a> {
     fn new(schedule: &'a Schedule, message_seconds: f64) -> Self {
-        let ends = vec![[None; 2]; schedule.num_stages * schedule.num_micro_batches];
-        Self { schedule, message_seconds, ends }
+        let finished = vec![[None; 2]; schedule.num_stages * schedule.num_micro_batches];
+        Self { schedule, message_seconds, finished }
     }
 
     fn index(&self, stage: usize, micro_batch: usize) -> usize {
@@ -91,9 +91,9 @@ impl<'a> Ends<'a> {
     fn set(&mut self, Action { computation, stage, micro_batch }: Action, end: f64) {
         let index = self.index(stage, micro_batch);
         match computation {
-            ComputationType::Forward => self.ends[index][0] = Some(end),
+            ComputationType::Forward => self.finished[index][0] = Some(end),
             ComputationType::FullBackward | ComputationType::BackwardInput => {
-                self.ends[index][1] = Some(end);
+                self.finished[index][1] = Some(end);
             }
             ComputationType::BackwardWeight => {}
         }
@@ -101,7 +101,7 @@ impl<'a> Ends<'a> {
 
     /// When all inputs of an action are on its rank; `None` if one of them is not computed yet.
     fn ready_at(&self, Action { computation, stage, micro_batch }: Action) -> Option<f64> {
-        let [forward, backward] = self.ends[self.index(stage, micro_batch)];
+        let [forward, backward] = self.finished[self.index(stage, micro_batch)];
         match computation {
             ComputationType::Forward if stage == 0 => Some(0.0),
             ComputationType::Forward => self.arrival(0, stage - 1, stage, micro_batch),
@@ -120,7 +120,7 @@ impl<'a> Ends<'a> {
     fn arrival(&self, pass: usize, from: usize, to: usize, micro_batch: usize) -> Option<f64> {
         let rank_of = |stage| self.schedule.kind.rank_of_stage(stage, self.schedule.num_ranks);
         let message = if rank_of(from) == rank_of(to) { 0.0 } else { self.message_seconds };
-        self.ends[self.index(from, micro_batch)][pass].map(|end| end + message)
+        self.finished[self.index(from, micro_batch)][pass].map(|end| end + message)
     }
 }
 

@@ -13,6 +13,8 @@ use std::time::Instant;
 
 use parallel::dispatch::{self, Value};
 use parallel::{autograd, launch, memory, runtime};
+use planner::Hardware;
+use planner::hardware::DtypeSpeed;
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 use text::number::counted;
@@ -23,7 +25,7 @@ use crate::config::{ConfigError, DeviceSetting};
 use crate::console::{print, print_stderr};
 use crate::device;
 use crate::failure::Failure;
-use crate::machine_speed::{self, DtypeSpeed, MachineSpeed};
+use crate::hardware;
 
 /// The complete report.
 #[derive(Serialize)]
@@ -37,7 +39,7 @@ struct Report {
     checks: Vec<Check>,
     /// What `--bench` measured.
     #[serde(skip_serializing_if = "Option::is_none")]
-    speed: Option<MachineSpeed>,
+    hardware: Option<Hardware>,
 }
 
 #[derive(Serialize)]
@@ -121,7 +123,7 @@ pub(crate) fn run(arguments: &DoctorArgs) -> anyhow::Result<()> {
         memory: memory_sizes(),
         gpu,
         checks: CHECKS.iter().map(|&(name, check)| run_check(name, check)).collect(),
-        speed: if arguments.bench { Some(measure_speed(&arguments.disk_path)?) } else { None },
+        hardware: if arguments.bench { Some(measure_hardware(&arguments.disk_path)?) } else { None },
     };
     print(&if arguments.json { serde_json::to_string_pretty(&report)? } else { report.text() })?;
 
@@ -136,14 +138,14 @@ pub(crate) fn run(arguments: &DoctorArgs) -> anyhow::Result<()> {
 const LARGEST_SHARE_OF_OTHERS: f64 = 0.1;
 
 /// Measures this machine, and keeps the result for `plan`.
-fn measure_speed(folder: &Path) -> anyhow::Result<MachineSpeed> {
-    let path = MachineSpeed::path(usize::try_from(tch::get_num_threads()).unwrap_or(1));
+fn measure_hardware(folder: &Path) -> anyhow::Result<Hardware> {
+    let path = hardware::path(usize::try_from(tch::get_num_threads()).unwrap_or(1));
     let Some(path) = path else {
         let problem = "there is no folder for the result: set HOME or XDG_CACHE_HOME".to_owned();
         return Err(ConfigError::Argument { argument: "--bench".to_owned(), problem }.into());
     };
     let before = ProcessorTime::now();
-    let speed = bench::measure(folder)?;
+    let measured = bench::measure(folder)?;
     if let Some((after, before)) = ProcessorTime::now().zip(before)
         && after.share_of_others(before) > LARGEST_SHARE_OF_OTHERS
     {
@@ -152,9 +154,9 @@ fn measure_speed(folder: &Path) -> anyhow::Result<MachineSpeed> {
             100.0 * after.share_of_others(before)
         ));
     }
-    speed.write(&path)?;
+    hardware::write(&measured, &path)?;
     print_stderr(&format!("kept for `plan` in {}", path.display()));
-    Ok(speed)
+    Ok(measured)
 }
 
 impl Report {
@@ -187,8 +189,8 @@ impl Report {
         let (total, available) =
             (self.memory.total_bytes as f64 / GIB, self.memory.available_bytes as f64 / GIB);
         line("memory", &format!("{available:.1} GiB free of {total:.1} GiB"));
-        if let Some(speed) = &self.speed {
-            for (name, value) in speed_lines(speed) {
+        if let Some(hardware) = &self.hardware {
+            for (name, value) in speed_lines(hardware) {
                 line(name, &value);
             }
         }
@@ -213,26 +215,37 @@ impl Report {
 }
 
 /// The speeds in words.
-fn speed_lines(speed: &MachineSpeed) -> Vec<(&'static str, String)> {
-    let MachineSpeed { machine, matmul, attention, elementwise, memory, disk } = speed;
+fn speed_lines(hardware: &Hardware) -> Vec<(&'static str, String)> {
+    let Hardware { device, disk, links, .. } = hardware;
     let giga = |number: f64| number / 1e9;
-    let title = format!("of {} with {}", machine.processor, counted(machine.threads as u64, "thread"));
-    let mut lines = vec![("speed", title)];
+    let threads = device.threads.unwrap_or(1);
+    let mut lines = vec![("speed", format!("of {} with {}", device.name, counted(threads as u64, "thread")))];
     let dtypes = |speed: DtypeSpeed, digits: usize, unit: &str| {
         let (float32, bfloat16) = (giga(speed.float32), giga(speed.bfloat16));
         format!("{float32:.digits$} {unit} in fp32, {bfloat16:.digits$} in bf16")
     };
-    lines.extend(matmul.iter().map(|speed| {
+    lines.extend(device.matmul.iter().map(|speed| {
         ("", format!("matrix products of width {}: {}", speed.width, dtypes(speed.flops, 0, "Gflop/s")))
     }));
-    lines.push(("", format!("attention: {}", dtypes(*attention, 0, "Gflop/s"))));
-    lines.push(("", format!("activation functions: {}", dtypes(*elementwise, 1, "GB/s"))));
-    let [read, copy] = [memory.read, memory.copy].map(giga);
+    lines.extend(device.decode.iter().map(|speed| {
+        let rows = counted(speed.rows as u64, "row");
+        ("", format!("of {rows} and width {}: {}", speed.width, dtypes(speed.flops, 0, "Gflop/s")))
+    }));
+    lines.push(("", format!("attention: {}", dtypes(device.attention, 0, "Gflop/s"))));
+    lines.push(("", format!("activation functions: {}", dtypes(device.elementwise, 1, "GB/s"))));
+    let [read, copy] = [device.memory_read, device.memory_copy].map(giga);
     lines.push(("", format!("memory: {read:.1} GB/s read, {copy:.1} GB/s copied (read and written)")));
-    let through = if disk.is_direct { "past the page cache" } else { "through the page cache" };
-    let [read, write] = [disk.read, disk.write].map(giga);
-    let folder = disk.folder.display();
-    lines.push(("", format!("disk of {folder}: {read:.2} GB/s read, {write:.2} GB/s written, {through}")));
+    lines.extend(disk.iter().map(|disk| {
+        let is_direct = disk.is_direct == Some(true);
+        let through = if is_direct { "past the page cache" } else { "through the page cache" };
+        let [read, write] = [disk.read, disk.write].map(giga);
+        let folder = disk.folder.as_deref().unwrap_or(Path::new("?")).display();
+        ("", format!("disk of {folder}: {read:.2} GB/s read, {write:.2} GB/s written, {through}"))
+    }));
+    lines.extend(links.iter().map(|link| {
+        let (latency, bandwidth) = (1e6 * link.latency, giga(link.bandwidth));
+        ("", format!("between processes of this machine: {bandwidth:.2} GB/s, {latency:.0} us a message"))
+    }));
     lines
 }
 
@@ -267,7 +280,7 @@ fn gpu() -> Gpu {
 }
 
 fn processor() -> Processor {
-    let flags = machine_speed::cpuinfo_field("flags").unwrap_or_default();
+    let flags = hardware::cpuinfo_field("flags").unwrap_or_default();
     let has = |flag: &str| flags.split_whitespace().any(|other| other == flag);
 
     let features = [
@@ -279,7 +292,7 @@ fn processor() -> Processor {
         ("amx-bf16", "amx_bf16"),
     ];
     Processor {
-        model: machine_speed::processor_name(),
+        model: hardware::processor_name(),
         cores: launch::cores(),
         threads: tch::get_num_threads(),
         features: features.into_iter().map(|(name, flag)| (name, has(flag))).collect(),

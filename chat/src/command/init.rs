@@ -14,7 +14,7 @@ use std::path::Path;
 
 use crate::args::InitArgs;
 use crate::console::print;
-use crate::machine_speed::{Machine, MachineSpeed};
+use crate::hardware;
 use crate::nearby::Nearby;
 use crate::output::{write_atomically, write_new};
 use crate::shell::quote;
@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &InitArgs) -> anyhow::Result<()> {
     let mut dialog = Dialog::on_terminal(arguments.yes);
     let answers = Answers::collect(arguments, &nearby, &mut dialog)?;
     let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
-    let text = run_file::text(&answers, MachineSpeed::load(&Machine::here(threads))?.as_ref());
+    let text = run_file::text(&answers, hardware::load(threads)?.as_ref());
     if arguments.force {
         write_atomically(&answers.out, text.as_bytes())?;
     } else {

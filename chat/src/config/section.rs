@@ -76,6 +76,14 @@ impl Dtype {
         }
     }
 
+    /// The same type for a plan.
+    pub(crate) fn planned(self) -> planner::hardware::Dtype {
+        match self {
+            Self::Float32 => planner::hardware::Dtype::Float32,
+            Self::Bfloat16 => planner::hardware::Dtype::BFloat16,
+        }
+    }
+
     /// By how much two scorings of one conversation in this type can differ, relative to the typical score.
     /// Other conversations in a batch change the order of sums. Measured on 2 to 16 layers, in batches of 1,
     /// 3 and 16: up to 61 roundings of 2^-24, and up to 3 of 2^-9, where few differ at all; allowed are 256

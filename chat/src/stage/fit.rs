@@ -286,9 +286,9 @@ impl Variant {
 mod tests {
     use models::config::Config;
     use models::decoder::HeadKind;
+    use planner::segment::RowTokens;
     use tch::Kind;
 
-    use super::super::peak_memory::RowTokens;
     use super::*;
 
     /// 41.7 M parameters: 16.4 M in the embedding, 25.3 M in 8 blocks.

@@ -160,9 +160,27 @@ fn bytes_of(
     groups: &ProcessGroups,
     model: &PlannedModel<'_>,
 ) -> Result<ModelBytes, models::Error> {
+    let specs = specs_of(config, model, model_parallel(config, groups))?;
+    let (stage, moments) = (config.parallel.zero, config.train.moments_dtype);
+    Ok(ModelBytes { role: model.role, bytes: StateBytes::of(&specs, stage, groups, moments) })
+}
+
+/// The weights of a full model in memory: with those of a trunk, unless another model has them.
+pub(super) fn full_specs(
+    config: &RunConfig,
+    model: &PlannedModel<'_>,
+) -> Result<Vec<WeightSpec>, models::Error> {
+    specs_of(config, model, ModelParallel::NONE)
+}
+
+fn specs_of(
+    config: &RunConfig,
+    model: &PlannedModel<'_>,
+    model_parallel: ModelParallel,
+) -> Result<Vec<WeightSpec>, models::Error> {
     let quantize = model.quantization(config);
-    let options = LoadOptions { quantize, ..model.load_options(model_parallel(config, groups)) };
-    let specs = match model.lora {
+    let options = LoadOptions { quantize, ..model.load_options(model_parallel) };
+    Ok(match model.lora {
         _ if model.shares_trunk => own_weight_specs(model.spec(), &options)?,
         None => weight_specs(model.spec(), &options)?,
         // The trunk is a language model with its head, also below a score head.
@@ -171,7 +189,5 @@ fn bytes_of(
             let frozen = LoadOptions { trainable: false, ..options.clone() };
             [weight_specs(trunk, &frozen)?, own_weight_specs(model.spec(), &options)?].concat()
         }
-    };
-    let (stage, moments) = (config.parallel.zero, config.train.moments_dtype);
-    Ok(ModelBytes { role: model.role, bytes: StateBytes::of(&specs, stage, groups, moments) })
+    })
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use datasets::{PromptRow, SftRow, Tokenizer};
 use inference::session::{self, check_vocabulary};
 use models::config::Config;
+use planner::segment::RowTokens;
 use rlhf::on_policy::Data;
 use rlhf::rollout::RolloutModels;
 use text::number::counted;
@@ -22,13 +23,14 @@ use super::context::{self, Hooks, StageContext, run_in_folder, tokenizer};
 use super::definition::{InitKey, InitSizes, OtherModel, PipelineFolder};
 use super::episodes;
 use super::model_memory::ParameterCounts;
-use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
+use super::peak_memory::{SequenceLengths, TaskReplies};
 use super::plan::Plan;
 use super::preflight::{ModelSpec, Preflight, deferred_line, describe};
 use super::tasks::Tasks;
 use super::{distill, predict, rows, sft};
 use crate::config::stage::IgnoredKey;
 use crate::config::{ConfigError, RunConfig, StageSchema, Units};
+use crate::console::print_stderr;
 use crate::model_folder;
 use crate::reward_list;
 
@@ -100,6 +102,8 @@ pub(super) fn group_init_keys(sizes: &InitSizes, kl_coef: &str) -> Vec<InitKey> 
 struct Inputs {
     prompts: rows::EncodedRows<PromptRow>,
     ptx: rows::EncodedRows<SftRow>,
+    /// What the user must know of the prompts.
+    warnings: Vec<String>,
 }
 
 /// Sets the paths of a pipeline. Its reward model scores the replies unless the file has rewards of its own.
@@ -168,6 +172,9 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     folders.check_tokenizers(&tokenizer, ctx.groups)?;
 
     let mut inputs = inputs(ctx.stage, config, &configs, &tokenizer)?;
+    if ctx.groups.is_rank_zero() {
+        inputs.warnings.iter().for_each(|warning| print_stderr(warning));
+    }
     episodes::show_tools(config, ctx, &tokenizer, &mut inputs.prompts)?;
     check_lengths(config, &configs, inputs.prompts.longest)?;
     let tasks = Tasks::prepare(config, ctx.groups)?;
@@ -180,7 +187,7 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     if context::ends_with_plan(&plan, ctx)? {
         return Ok(());
     }
-    let Inputs { prompts, ptx } = inputs;
+    let Inputs { prompts, ptx, .. } = inputs;
     let models = ModelSet::load(config, &folders, adapter.as_ref(), ctx)?;
     let critic = models.critic.iter().map(|critic| ("critic", critic.config()));
     let trained: Vec<_> = std::iter::once(("policy", models.policy.config())).chain(critic).collect();
@@ -233,11 +240,11 @@ fn inputs(
     }
     let prompts = rows::load_all(&config.data.train, tokenizer, &config.data)?;
     rows::refuse_none(&prompts, stage)?;
-    reward_list::check_answers(config, &prompts.rows)?;
+    let warnings = reward_list::check_answers(config, &prompts.rows)?;
     let ptx = rows::load_all(&config.data.ptx, tokenizer, &config.data)?;
     check_lengths(config, models, prompts.longest)?;
     models.policy.check_length("the longest ptx row", ptx.longest)?;
-    Ok(Inputs { prompts, ptx })
+    Ok(Inputs { prompts, ptx, warnings })
 }
 
 /// Refuses prompts that leave no room for a reply, and replies that exceed the positions of a model.
@@ -272,7 +279,7 @@ impl PerRole<PlannedRole> {
         inputs: &Inputs,
         task_replies: Option<TaskReplies>,
     ) -> anyhow::Result<Plan> {
-        let Inputs { prompts, ptx } = inputs;
+        let Inputs { prompts, ptx, .. } = inputs;
         let prompt = RowTokens::mean(&prompts.rows, |row| ([row.input_ids.len()], 0));
         let positions = self.policy.config.max_positions() as usize;
         let algorithm = Algorithm::of(ctx.stage);

@@ -10,20 +10,20 @@
 //! ```
 //! The prediction is for a run on the host, and for the process of a mesh that needs most.
 
-use std::sync::Arc;
-
 use datasets::dataset::TrainingRow;
-use gemini::TrainConfig;
+use gemini::ZeroStage;
 use inference::engine;
 use models::activations::ActivationMemory;
-use models::decoder::HeadKind;
-use models::lora::LoraPlan;
 use parallel::{Axis, Mesh};
+use planner::memory::{self, StepBatch};
+use planner::segment::RowTokens;
+use planner::step::MicroBatches;
 use serde::Serialize;
 use tch::Kind;
 
 use super::model_memory::{ModelBytes, PlannedModel};
 use super::rows::EncodedRows;
+use super::segments;
 use crate::config::RunConfig;
 
 /// What a process takes without any model: libtorch with its work space, the tokenizer, the rows. Measured on
@@ -40,41 +40,6 @@ const HEAP_WASTE_BF16: f64 = 1.8;
 /// In bf16, oneDNN keeps what it has compiled for 64 shapes of matrices: 1 to 1.5 MiB for each on a processor
 /// with AMX.
 const COMPILED_BYTES_BF16: usize = 80 << 20;
-
-/// What a row brings on average.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct RowTokens {
-    /// The tokens of all its sequences.
-    pub(super) tokens: f64,
-    /// The sum of the squared lengths of its sequences.
-    pub(super) squares: f64,
-    /// The positions with logits.
-    pub(super) predicted: f64,
-}
-
-impl RowTokens {
-    /// The mean over `rows`. `lengths` gives the lengths of the sequences of a row, and how many of their
-    /// positions have logits.
-    pub(super) fn mean<T, I>(rows: &[T], lengths: impl Fn(&T) -> (I, usize)) -> Self
-    where
-        I: IntoIterator<Item = usize>,
-    {
-        let mut sum = Self::default();
-        for (sequences, predicted) in rows.iter().map(lengths) {
-            for length in sequences.into_iter().map(|length| length as f64) {
-                sum.tokens += length;
-                sum.squares += length * length;
-            }
-            sum.predicted += predicted as f64;
-        }
-        sum.times(1.0 / rows.len().max(1) as f64)
-    }
-
-    /// The tokens of `rows` rows.
-    pub(super) fn times(self, rows: f64) -> Self {
-        Self { tokens: self.tokens * rows, squares: self.squares * rows, predicted: self.predicted * rows }
-    }
-}
 
 /// The replies to tasks that a model in training generates at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -280,7 +245,8 @@ pub(super) fn sandbox_bytes(lengths: &SequenceLengths) -> usize {
 
 /// The micro-batches of an optimizer step that one process runs.
 pub(super) fn micro_batches(config: &RunConfig, mesh: &Mesh, lengths: &SequenceLengths) -> usize {
-    step_rows(config, lengths).div_ceil(config.train.micro_batch_size).div_ceil(mesh.size(Axis::Data))
+    let (rows, ranks) = (step_rows(config, lengths) as f64, segments::layout(config, mesh).row_ranks());
+    MicroBatches::of(rows, config.train.micro_batch_size, ranks).count
 }
 
 /// The rows of an optimizer step; in a stage with rollouts, the replies, or the rows that are made of them.
@@ -312,54 +278,30 @@ pub(super) fn training_step(
     model: &PlannedModel<'_>,
     lengths: &SequenceLengths,
 ) -> StepTensors {
-    let TrainConfig { micro_batch_size, activation_checkpointing, .. } = config.train;
-    let (architecture, memory) = (model.config.architecture(), memory_of(mesh, model));
-    let rows = micro_batch_size.min(step_rows(config, lengths));
-    let tokens = lengths.largest_micro_batch(rows).div_ceil(mesh.size(Axis::Sequence));
-
-    let stages = mesh.size(Axis::Pipeline);
-    let layers = (architecture.num_layers as usize).div_ceil(stages);
-    let padding = if lengths.are_mixed { memory.padded_attention(tokens) } else { 0 };
-    let block = |layer: usize| memory.block(layer, tokens) + padding;
-    let blocks = (0..layers).map(block);
-    let largest = (0..layers).map(|layer| block(layer) + memory.block_backward(layer, tokens));
-    // A block makes numbers of the codes of its weights one after the other, and the heap keeps their memory.
-    let dense_weights = model.quantization(config).map_or(0, |_| memory.block_weights());
-    let largest = largest.max().unwrap_or(0) + dense_weights;
-    let [head_kept, head_most] = match model.head {
-        HeadKind::Vocabulary => {
-            let names = &architecture.names;
-            // Settings that cannot be followed were refused when the weights were counted.
-            let trains_head =
-                |lora: &Arc<LoraPlan>| lora.trains_whole(names.head, names.layers).unwrap_or(false);
-            memory.vocabulary_loss(tokens, model.lora.is_none_or(trains_head))
-        }
-        HeadKind::Scalar => [memory.hidden(tokens); 2],
-    };
-
-    // Under a budget, and with sharded weights, all micro-batches run through a segment before the next.
-    let is_segment_major =
-        config.gemini.device_memory.is_some() || config.parallel.zero >= gemini::ZeroStage::Gradients;
-    let micro_batches = micro_batches(config, mesh, lengths);
-    let in_flight = if is_segment_major { micro_batches } else { micro_batches.min(stages) };
+    let layout = segments::layout(config, mesh);
+    let numbers = segments::without_weights(model, config, &layout);
+    let rows = config.train.micro_batch_size.min(step_rows(config, lengths));
     // The loss of a teacher's distributions has its logits beside those of the model, and with `top_k` those
     // of the outcomes of both. Sharded, the weights of its head stay for all micro-batches of a step.
     let is_distilled = lengths.frozen_state > 0;
-    let copies = if config.distill.top_k.is_some() { 2 } else { 1 };
-    let of_teacher = if is_distilled { copies * (head_most - head_kept) } else { 0 };
-    let is_held = is_distilled && config.parallel.zero >= gemini::ZeroStage::Weights;
-    let vocab_size = (architecture.vocab_size as usize).div_ceil(mesh.size(Axis::Tensor));
+    let copies = if config.distill.top_k.is_some() { 2.0 } else { 1.0 };
+    let is_held = is_distilled && config.parallel.zero >= ZeroStage::Weights;
+    let vocab_size = (model.config.architecture().vocab_size as usize).div_ceil(layout.tensor_ranks());
     let held = if is_held { lengths.frozen_state * vocab_size } else { 0 };
-    let (head_most, states) = (head_most + of_teacher, held + frozen_states(config, mesh, lengths));
-    let logits = head_most - head_kept;
-    if activation_checkpointing {
-        let kept = states + in_flight * (layers + 1) * memory.hidden(tokens);
-        StepTensors { kept, block: largest, head: memory.final_norm(tokens) + head_most, logits }
-    } else {
-        let kept = memory.hidden(tokens) + blocks.sum::<usize>() + memory.final_norm(tokens);
-        let block = head_kept + memory.block_backward(0, tokens) + dense_weights;
-        StepTensors { kept: states + in_flight * kept, block, head: head_most, logits }
-    }
+    let batch = StepBatch {
+        tokens: lengths.largest_micro_batch(rows) as f64,
+        micro_batches: micro_batches(config, mesh, lengths),
+        is_padded: lengths.are_mixed,
+        // Under a budget, and with sharded weights, all micro-batches run through a segment before the next.
+        is_segment_major: config.gemini.device_memory.is_some()
+            || config.parallel.zero >= ZeroStage::Gradients,
+        frozen: (held + frozen_states(config, mesh, lengths)) as f64,
+        frozen_logits: if is_distilled { copies } else { 0.0 },
+    };
+    let tensors = memory::training(&numbers, batch, &layout);
+    let [kept, block, head, logits] =
+        [tensors.kept, tensors.block, tensors.head, tensors.logits].map(|bytes| bytes as usize);
+    StepTensors { kept, block, head, logits }
 }
 
 /// What a rollout of the first model, the policy, takes beside the `state` of the models. Nothing in a stage
@@ -411,12 +353,13 @@ fn generation(
 
 /// Whether replies are generated with a copy of the weights, because the weights themselves may leave memory.
 pub(super) fn decodes_with_a_copy(config: &RunConfig) -> bool {
-    config.gemini.device_memory.is_some() || config.parallel.zero == gemini::ZeroStage::Weights
+    config.gemini.device_memory.is_some() || config.parallel.zero == ZeroStage::Weights
 }
 
 /// The replies that a process generates in a rollout.
 pub(super) fn replies(config: &RunConfig, mesh: &Mesh) -> usize {
-    (config.ppo.rollout_batch_size * config.ppo.samples_per_prompt).div_ceil(mesh.size(Axis::Data))
+    let replicas = segments::layout(config, mesh).replicas();
+    (config.ppo.rollout_batch_size * config.ppo.samples_per_prompt).div_ceil(replicas)
 }
 
 /// The replies that a process generates at the same time.
@@ -431,6 +374,7 @@ pub(super) fn memory_of<'a>(mesh: &Mesh, model: &PlannedModel<'a>) -> Activation
 #[cfg(test)]
 mod tests {
     use models::config::Config;
+    use models::decoder::HeadKind;
 
     use super::*;
     use crate::launch;
@@ -489,14 +433,6 @@ mod tests {
         // Episodes of several turns are longer than a turn, and the shortest replies have one token.
         assert_eq!(frozen_states(&config, &mesh, &lengths), 64 * 20 * 4);
         assert_eq!(frozen_states(&config, &mesh, &lengths.at_least()), 64 * 4);
-    }
-
-    #[test]
-    fn a_mean_row_counts_every_sequence_and_its_square() {
-        // Two pairs of 3 and 5, 4 and 2 tokens: 14 tokens, squares of 9 + 25 + 16 + 4 = 54.
-        let mean = RowTokens::mean(&[[3, 5], [4, 2]], |&lengths| (lengths, 1));
-        assert_eq!(mean, RowTokens { tokens: 7.0, squares: 27.0, predicted: 1.0 });
-        assert_eq!(mean.times(4.0), RowTokens { tokens: 28.0, squares: 108.0, predicted: 4.0 });
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(crate) struct StagePlan {
     pub(crate) peak: Option<PeakMemory>,
     /// The time of a step; `None` if it is not known.
     pub(crate) step_time: Option<StepTime>,
+    /// Why it cannot be told for this machine, although its speeds are known.
+    pub(crate) time_problem: Option<String>,
     /// The time of a step with weights in the other dtype; `None` if it is not known.
     pub(crate) other_dtype: Option<DtypeTime>,
     /// The memory that the run lacks, if it lacks any.
@@ -80,6 +82,8 @@ pub(crate) struct Plan {
     pub(crate) peak_memory: Option<PeakMemory>,
     /// The predicted time of a step; `None` if it is not known.
     pub(crate) step_time: Option<StepTime>,
+    #[serde(skip)]
+    time_problem: Option<String>,
     /// The predicted time of a step with weights in the other dtype; `None` if it is not known.
     pub(crate) other_dtype: Option<DtypeTime>,
     /// The memory that the run lacks, and what would have to change to fit.
@@ -134,6 +138,7 @@ impl Plan {
                 .collect(),
             peak_memory: models.peak,
             step_time: models.step_time,
+            time_problem: models.time_problem,
             other_dtype: models.other_dtype,
             shortage: models.shortage,
             memory: models.models,
@@ -183,7 +188,10 @@ impl Plan {
             lines.push(format!(
                 "  {} time: {}",
                 self.units.step,
-                time_text(self.step_time.as_ref(), self.other_dtype)
+                match &self.step_time {
+                    Some(time) => time_text(time, self.other_dtype),
+                    None => self.unknown_time(),
+                }
             ));
         }
         lines.extend(self.shortage.iter().flat_map(shortage_lines));
@@ -200,6 +208,11 @@ impl Plan {
             }
         }
         lines
+    }
+
+    fn unknown_time(&self) -> String {
+        let problem = self.time_problem.as_deref();
+        format!("not known: {}", problem.unwrap_or("run `colossal-chat doctor --bench` once"))
     }
 
     /// Writes `plan.json`.
@@ -262,10 +275,16 @@ fn peak_line(peak: &PeakMemory) -> String {
     )
 }
 
-fn time_text(time: Option<&StepTime>, other_dtype: Option<DtypeTime>) -> String {
-    let Some(time) = time else { return "not known: run `colossal-chat doctor --bench` once".to_owned() };
-    let StepTime { seconds, computation, rollout, update, disk } = *time;
-    let parts = [(computation, "computation"), (rollout, "rollout"), (update, "updates"), (disk, "disk")];
+fn time_text(time: &StepTime, other_dtype: Option<DtypeTime>) -> String {
+    let StepTime { seconds, computation, communication, waiting, rollout, update, disk } = *time;
+    let parts = [
+        (computation, "computation"),
+        (communication, "communication"),
+        (waiting, "waiting for other stages"),
+        (rollout, "rollout"),
+        (update, "updates"),
+        (disk, "disk"),
+    ];
     let parts = parts.into_iter().filter(|(part, _)| *part > 0.0);
     let parts: Vec<String> = parts.map(|(part, name)| format!("{} of {name}", in_seconds(part))).collect();
     let other = other_dtype.map(|DtypeTime { dtype, seconds }| {
@@ -344,6 +363,7 @@ mod tests {
             memory: Vec::new(),
             peak_memory: None,
             step_time: None,
+            time_problem: None,
             other_dtype: None,
             shortage: None,
         }

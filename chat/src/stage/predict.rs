@@ -1,6 +1,7 @@
 //! The memory and the time that a stage needs in each process, before anything is loaded.
 
 use parallel::{launch, memory};
+use planner::Hardware;
 use rlhf::config::OldLogprobs;
 use tch::Device;
 
@@ -13,7 +14,7 @@ use super::step_time::{DtypeTime, PlannedRun};
 use crate::config::RunConfig;
 use crate::device;
 use crate::failure::Failure;
-use crate::machine_speed::{Machine, MachineSpeed};
+use crate::hardware;
 
 /// Predicts the memory that the models need in the fullest process and the time that a step takes if they run
 /// over sequences of these `lengths`, and refuses a run that cannot have the memory. Nothing is refused in
@@ -34,6 +35,7 @@ pub(super) fn check(
             models: state,
             peak: None,
             step_time: None,
+            time_problem: None,
             other_dtype: None,
             shortage: None,
         });
@@ -47,15 +49,24 @@ pub(super) fn check(
         return Err(Failure::DoesNotFit(shortage.to_string()).into());
     }
     let run = PlannedRun { config, mesh, models, state: &state, lengths };
-    let speed = MachineSpeed::load(&Machine::here(threads(config, ctx)))?;
-    let step_time = speed.as_ref().map(|speed| run.step_time(speed));
-    let other_dtype = speed.map(|speed| in_other_dtype(run, &speed)).transpose()?;
+    let hardware = hardware::load(threads(config, ctx))?;
+    let (mut step_time, mut other_dtype, mut time_problem) = (None, None, None);
+    if let Some(hardware) = &hardware {
+        match run.step_time(hardware) {
+            Ok(time) => {
+                step_time = Some(time);
+                other_dtype = Some(in_other_dtype(run, hardware)?);
+            }
+            // Such as more processes than the file has links for.
+            Err(error) => time_problem = Some(error.downcast::<planner::Error>()?.to_string()),
+        }
+    }
     let peak = Some(peak_memory::predict(config, mesh, models, &state, lengths));
-    Ok(StagePlan { parameters, models: state, peak, step_time, other_dtype, shortage })
+    Ok(StagePlan { parameters, models: state, peak, step_time, time_problem, other_dtype, shortage })
 }
 
 /// The time of a step of the same run with weights in the other dtype.
-fn in_other_dtype(run: PlannedRun<'_>, speed: &MachineSpeed) -> anyhow::Result<DtypeTime> {
+fn in_other_dtype(run: PlannedRun<'_>, hardware: &Hardware) -> anyhow::Result<DtypeTime> {
     let mut config = run.config.clone();
     config.model.dtype = config.model.dtype.other();
     // In bfloat16 the sampler's log-probabilities are refused.
@@ -65,7 +76,7 @@ fn in_other_dtype(run: PlannedRun<'_>, speed: &MachineSpeed) -> anyhow::Result<D
         run.models.iter().map(|&model| PlannedModel { kind: dtype.kind(), ..model }).collect();
     let state = of_fullest_process(&config, run.mesh, &models)?;
     let run = PlannedRun { config: &config, models: &models, state: &state, ..run };
-    Ok(DtypeTime { dtype, seconds: run.step_time(speed).seconds })
+    Ok(DtypeTime { dtype, seconds: run.step_time(hardware)?.seconds })
 }
 
 /// The threads of an operation in each process of the run.

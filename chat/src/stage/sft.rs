@@ -9,6 +9,7 @@ use models::causal_lm::{CausalLm, LoadOptions};
 use models::config::Config;
 use models::decoder::HeadKind;
 use models::lora::LoraPlan;
+use planner::segment::RowTokens;
 use rlhf::sft::Sft;
 use rlhf::trainer::{self, Objective};
 use tui::dashboard::{Charts, THROUGHPUT};
@@ -27,7 +28,7 @@ pub(super) const CHARTS: Charts = &[
 ];
 use super::definition::{CommandHelp, InitSpec, PipelineFolder, RowKind, Stage};
 use super::model_memory::PlannedModel;
-use super::peak_memory::{RowTokens, SequenceLengths, TaskReplies};
+use super::peak_memory::{SequenceLengths, TaskReplies};
 use super::plan::Plan;
 use super::predict;
 use super::preflight::{Preflight, describe, steps};

@@ -1,52 +1,37 @@
-//! The time of a step, predicted from configurations, the lengths of rows, and the measured speeds of a
-//! machine ([`MachineSpeed`]).
+//! The time of a step, predicted from configurations, the lengths of rows, and a hardware file
+//! ([`planner::Hardware`]).
 //!
-//! Operations of a forward pass over `n` tokens, in sequences of lengths `T`:
-//! ```text
-//!   matrices    2 P n                  P parameters of the matrices that a token runs through
-//!   attention   2 q sum T^2            q = heads * D: scores and values, half of which are masked
-//!   head        2 V h                  for each position with logits; V vocabulary, h its width
-//! ```
-//! (Kaplan et al. 2020, arXiv 2001.08361, table 1.) A backward pass has twice as many, and activation
-//! checkpointing one forward pass more (Korthikanti et al. 2022, arXiv 2205.05198). A loss of tokens computes
-//! the gradients of the head with its logits: 3 passes over the head.
-//!
-//! The seconds of a step are those of
-//! - computation: the operations of matrices and head over the speed of products of the hidden size, those of
-//!   attention over its speed, and the bytes of activations over the speed of activation functions. A forward
-//!   pass writes and reads what a block keeps; a backward pass reads it, and writes and reads its gradient.
-//! - gradients: 16 bytes a parameter and micro-batch, because a gradient is written and added to the sum.
-//! - updates: 3 x gradients (norm, update, zero) + 2 x (weights, masters, moments), over the speed of copies.
-//! - decoding, for each token of a reply: the operations, or the reading of all weights and of the cache if
-//!   it takes longer; then the sampler goes six times over the logits.
+//! The planner has the formulas of passes ([`planner::pass`]), of what ranks exchange ([`planner::traffic`]) and
+//! of rollouts ([`planner::rollout`]). Here are the passes of a stage, and what comes beside them:
+//! - updates: 16 bytes a parameter and micro-batch, because a gradient is written and added to the sum; 3 x
+//!   gradients (norm, update, zero) + 2 x (weights, masters, moments); all over the speed of copies.
 //! - disk: the bytes that a budget moves ([`chunk_uses`](super::chunk_uses)), over the speed of the disk.
 //!
 //! `auto` moves chunks while it computes, so the larger of the two counts, for each of three phases: rollout
 //! and scoring, forward passes with the updates before them, backward passes. (Chunks are not read further
-//! ahead than an eighth of the budget.) The other placements wait for the disk. All ranks of the mesh divide
-//! the operations; a pipeline of `p` stages idles `(p - 1) / (m + p - 1)` of the time with `m` micro-batches
-//! (Narayanan et al. 2021, arXiv 2104.04473), which zero-bubble schedules shorten. Replies are taken to be of
-//! full length. Not counted: communication between ranks, the reading of rows, checkpoints, evaluation.
+//! ahead than an eighth of the budget.) The other placements wait for the disk. Not counted: the reading of
+//! rows, checkpoints, evaluation.
 
 use gemini::placement::PlacementPolicy;
-use models::architecture::Architecture;
-use models::decoder::HeadKind;
-use parallel::pipeline::ScheduleKind;
-use parallel::{Axis, Mesh};
+use parallel::Mesh;
+use planner::Hardware;
+use planner::layout::Layout;
+use planner::rollout::{self, Rollout};
+use planner::segment::{Model, RowTokens};
+use planner::step::{self, Batch, StepSeconds};
+use planner::traffic::Purpose;
 use rlhf::config::OldLogprobs;
 use serde::Serialize;
 
 use super::chunk_uses::{ChunkUses, DiskTraffic, ModelPieces, Phase, PhaseTraffic};
 use super::model_memory::{ModelBytes, PlannedModel};
-use super::peak_memory::{self, RowTokens, SequenceLengths};
+use super::peak_memory::{self, SequenceLengths};
+use super::segments;
 use crate::config::RunConfig;
 use crate::config::section::Dtype;
-use crate::machine_speed::MachineSpeed;
 
 /// The bytes of a gradient that is written, read, and added to a sum that is read and written.
 const GRADIENT_BYTES: f64 = 16.0;
-/// How often the sampler reads or writes the logits of a token.
-const SAMPLER_PASSES: f64 = 6.0;
 
 /// The predicted seconds of a step; for PPO, of an iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -55,6 +40,10 @@ pub(crate) struct StepTime {
     pub(crate) seconds: f64,
     /// Forward and backward passes.
     pub(crate) computation: f64,
+    /// What ranks exchange in passes and after them.
+    pub(crate) communication: f64,
+    /// Waiting for the other stages of a pipeline.
+    pub(crate) waiting: f64,
     /// The rollout of PPO.
     pub(crate) rollout: f64,
     /// The updates.
@@ -81,120 +70,61 @@ pub(super) struct PlannedRun<'a> {
     pub(super) lengths: &'a SequenceLengths,
 }
 
-/// Seconds of computation, by [`Phase`].
-type PhaseSeconds = [f64; 3];
+/// The passes of a step, on the hardware that they run on.
+struct Passes<'a> {
+    run: PlannedRun<'a>,
+    hardware: &'a Hardware,
+    layout: Layout,
+    /// Each model with its numbers.
+    models: Vec<(&'a PlannedModel<'a>, Model)>,
+    /// Those without gradients.
+    inference: f64,
+    /// Those with gradients.
+    training: StepSeconds,
+}
 
 impl PlannedRun<'_> {
     /// Predicts the time of a step.
-    pub(super) fn step_time(&self, speed: &MachineSpeed) -> StepTime {
+    pub(super) fn step_time(&self, hardware: &Hardware) -> anyhow::Result<StepTime> {
+        let mut passes = Passes::new(*self, hardware)?;
         let has_rollout = self.lengths.new_tokens > 0;
-        let computation = if has_rollout { self.ppo(speed) } else { self.supervised(speed) };
-        let rollout = if has_rollout { self.rollout(speed) } else { 0.0 };
-        let update = self.updates(speed);
-        let mut busy = computation;
-        busy[Phase::Inference as usize] += rollout;
-        busy[Phase::Forward as usize] += update;
+        if has_rollout { passes.add_iteration() } else { passes.add_supervised() }?;
+        let rollout = if has_rollout { passes.rollout()? } else { 0.0 };
+        let update = self.updates(hardware);
+        let training = &passes.training;
+        let mut busy = [0.0; 3];
+        busy[Phase::Inference as usize] = passes.inference + rollout;
+        busy[Phase::Forward as usize] = training.forward + update;
+        busy[Phase::Backward as usize] = training.backward + training.waiting + training.exchange;
 
-        let transfer = |moved: PhaseTraffic| {
-            moved.read as f64 / speed.disk.read + moved.written as f64 / speed.disk.write
+        let transfer = |moved: PhaseTraffic| match &hardware.disk {
+            Some(disk) => moved.read as f64 / disk.read + moved.written as f64 / disk.write,
+            None => 0.0,
         };
         let disk = self.disk_traffic().map(transfer);
         let is_overlapped = self.config.gemini.placement == PlacementPolicy::Auto;
         let phases = busy.iter().zip(disk);
         let seconds = phases.map(|(&busy, disk)| if is_overlapped { busy.max(disk) } else { busy + disk });
-        let (seconds, computation, disk) = (seconds.sum(), computation.iter().sum(), disk.iter().sum());
-        StepTime { seconds, computation, rollout, update, disk }
-    }
 
-    fn supervised(&self, speed: &MachineSpeed) -> PhaseSeconds {
-        let batch = self.config.train.batch_size() as f64;
-        let mut seconds = PhaseSeconds::default();
-        for (model, _) in self.trained() {
-            seconds = added(seconds, self.training(model, self.lengths.row.times(batch), speed));
-            if let Some(rows) = self.lengths.before_step {
-                seconds[Phase::Inference as usize] += self.scoring(model, rows.times(batch), speed);
-            }
-        }
-        for model in self.models.iter().filter(|model| !model.is_trained) {
-            seconds[Phase::Inference as usize] += self.scoring(model, self.lengths.row.times(batch), speed);
-        }
-        seconds
-    }
-
-    fn ppo(&self, speed: &MachineSpeed) -> PhaseSeconds {
-        let ppo = &self.config.ppo;
-        let replies = (ppo.rollout_batch_size * ppo.samples_per_prompt) as f64;
-        let (prompt, new) = (self.lengths.row, self.lengths.new_tokens as f64);
-        // The mean of (P + R)^2 is that of P^2 + 2 P R + R^2.
-        let sequence = RowTokens {
-            tokens: prompt.tokens + new,
-            squares: prompt.squares + 2.0 * prompt.tokens * new + new * new,
-            predicted: new,
-        };
-
-        let learned_per_prompt = self.lengths.learned_per_prompt.unwrap_or(ppo.samples_per_prompt);
-        let all_epochs = (ppo.rollout_batch_size * learned_per_prompt * ppo.epochs) as f64;
-        // Every data-parallel rank checks one micro-batch of the sampler's log-probabilities.
-        let ranks = self.mesh.size(Axis::Data);
-        let checked = replies.min((ranks * self.config.train.micro_batch_size) as f64);
-        let mut seconds = PhaseSeconds::default();
-        for model in self.models {
-            let computed = match model.role {
-                "policy" if self.lengths.learned_per_prompt.is_some() => 0.0,
-                "policy" if ppo.old_logprobs == OldLogprobs::Sampler => checked,
-                // It runs before the gradients of each step.
-                "teacher" => all_epochs,
-                _ => replies,
-            };
-            seconds[Phase::Inference as usize] += self.scoring(model, sequence.times(computed), speed);
-        }
-        for (index, (model, _)) in self.trained().enumerate() {
-            seconds = added(seconds, self.training(model, sequence.times(all_epochs), speed));
-            if let Some(ptx) = self.lengths.ptx.filter(|_| index == 0) {
-                seconds = added(seconds, self.training(model, ptx.times(all_epochs), speed));
-            }
-        }
-        seconds
+        let in_passes = [Purpose::Tensor, Purpose::Sequence, Purpose::Experts];
+        let in_passes: f64 = in_passes.iter().filter_map(|purpose| training.by_purpose.get(purpose)).sum();
+        Ok(StepTime {
+            seconds: seconds.sum(),
+            computation: passes.inference + training.forward + training.backward - in_passes,
+            communication: in_passes + training.exchange,
+            waiting: training.waiting,
+            rollout,
+            update,
+            disk: disk.iter().sum(),
+        })
     }
 
     fn trained(&self) -> impl Iterator<Item = (&PlannedModel<'_>, &ModelBytes)> {
         self.models.iter().zip(self.state).filter(|(model, _)| model.is_trained)
     }
 
-    /// The seconds of a forward pass of `rows` for their logits alone.
-    fn scoring(&self, model: &PlannedModel<'_>, rows: RowTokens, speed: &MachineSpeed) -> f64 {
-        let forward = block_seconds(model, rows, 2.0, speed) + head_seconds(model, rows, speed);
-        self.divided(forward)
-    }
-
-    /// The seconds of a forward and backward pass of `rows`.
-    fn training(&self, model: &PlannedModel<'_>, rows: RowTokens, speed: &MachineSpeed) -> PhaseSeconds {
-        let forward = block_seconds(model, rows, 2.0, speed);
-        // Twice the operations, and three traversals: as much as two forward passes with 1.5 each.
-        let mut backward = 2.0 * block_seconds(model, rows, 1.5, speed);
-        if self.config.train.activation_checkpointing {
-            backward += forward;
-        }
-        let backward = backward + 3.0 * head_seconds(model, rows, speed);
-        [0.0, self.divided(forward), self.divided(backward)]
-    }
-
-    /// The seconds that each rank needs for its part of what one rank would do in `seconds`.
-    fn divided(&self, seconds: f64) -> f64 {
-        seconds / self.mesh.world_size() as f64 / (1.0 - self.bubble())
-    }
-
-    /// The part of the time in which a pipeline stage waits.
-    fn bubble(&self) -> f64 {
-        let waits = self.mesh.size(Axis::Pipeline) as f64 - 1.0;
-        let pipeline = &self.config.parallel.pipeline;
-        let chunks = if pipeline.schedule == ScheduleKind::Interleaved { pipeline.chunks } else { 1 };
-        let micro_batches = peak_memory::micro_batches(self.config, self.mesh, self.lengths) * chunks;
-        waits / (micro_batches as f64 + waits)
-    }
-
     /// The seconds of all optimizer steps beside their passes: gradients are added up, and weights updated.
-    fn updates(&self, speed: &MachineSpeed) -> f64 {
+    fn updates(&self, hardware: &Hardware) -> f64 {
         let micro_batches = peak_memory::micro_batches(self.config, self.mesh, self.lengths) as f64;
         let steps =
             if self.lengths.new_tokens > 0 { self.config.ppo.steps_per_iteration() as f64 } else { 1.0 };
@@ -204,39 +134,7 @@ impl PlannedRun<'_> {
             let added = micro_batches * GRADIENT_BYTES * gradients / 4.0;
             added + 3.0 * gradients + 2.0 * (weights + optimizer)
         });
-        steps * bytes.sum::<f64>() / speed.memory.copy
-    }
-
-    /// The seconds in which the first model, the policy, replies to the prompts.
-    fn rollout(&self, speed: &MachineSpeed) -> f64 {
-        let (policy, state) = (&self.models[0], &self.state[0]);
-        let architecture = policy.config.architecture();
-        let replies = peak_memory::replies(self.config, self.mesh) as f64;
-        let batch = peak_memory::concurrent_replies(self.config, self.mesh) as f64;
-        let (prompt, new) = (self.lengths.row, self.lengths.new_tokens as f64);
-
-        // Layers and heads are divided over the ranks that hold parts of the model; the replies are already
-        // those of this rank.
-        let parts = self.mesh.world_size() as f64 / self.mesh.size(Axis::Data) as f64;
-        let flops = speed.matmul_flops(architecture.hidden_size as f64, policy.kind) * parts;
-        let prompts = RowTokens { predicted: 1.0, ..prompt }.times(replies);
-        let prefill =
-            matrix_operations(architecture, prompts.tokens) + head_operations(architecture, prompts);
-        let attention = attention_operations(architecture, prompts.squares);
-        let prefill = prefill / flops + attention / (parts * speed.attention.of(policy.kind));
-
-        let token = RowTokens { tokens: batch, squares: 0.0, predicted: batch };
-        let operations = matrix_operations(architecture, batch) + head_operations(architecture, token);
-        let logits = 4.0 * batch * architecture.vocab_size as f64;
-        let memory = peak_memory::memory_of(self.mesh, policy);
-        let cache = batch * (prompt.tokens + new / 2.0) * memory.cached_token() as f64;
-        let weights = state.bytes.weights as f64;
-        let decode = (operations / flops).max((weights + cache / parts) / speed.memory.read)
-            + SAMPLER_PASSES * logits / speed.memory.copy;
-
-        let is_copied = peak_memory::decodes_with_a_copy(self.config);
-        let copy = if is_copied { 2.0 * weights / speed.memory.copy } else { 0.0 };
-        copy + prefill + new * (replies / batch).ceil() * decode
+        steps * bytes.sum::<f64>() / hardware.device.memory_copy
     }
 
     /// What a step moves to and from the disk.
@@ -287,72 +185,103 @@ impl PlannedRun<'_> {
     }
 }
 
-fn added(left: PhaseSeconds, right: PhaseSeconds) -> PhaseSeconds {
-    std::array::from_fn(|phase| left[phase] + right[phase])
-}
-
-/// The seconds of the operations of a forward pass through all blocks, and of `traversals` traversals of the
-/// tensors that the blocks keep.
-fn block_seconds(model: &PlannedModel<'_>, rows: RowTokens, traversals: f64, speed: &MachineSpeed) -> f64 {
-    let (architecture, kind) = (model.config.architecture(), model.kind);
-    matrix_operations(architecture, rows.tokens) / speed.matmul_flops(architecture.hidden_size as f64, kind)
-        + attention_operations(architecture, rows.squares) / speed.attention.of(kind)
-        + traversals * activation_bytes(model, rows.tokens) / speed.elementwise.of(kind)
-}
-
-/// The seconds in which the logits of `rows` are computed once.
-fn head_seconds(model: &PlannedModel<'_>, rows: RowTokens, speed: &MachineSpeed) -> f64 {
-    let architecture = model.config.architecture();
-    match model.head {
-        HeadKind::Vocabulary => {
-            let flops = speed.matmul_flops(architecture.embedding_size as f64, model.kind);
-            head_operations(architecture, rows) / flops
-        }
-        HeadKind::Scalar => 0.0,
+impl<'a> Passes<'a> {
+    fn new(run: PlannedRun<'a>, hardware: &'a Hardware) -> anyhow::Result<Self> {
+        let layout = segments::layout(run.config, run.mesh);
+        let models = run.models.iter().map(|model| Ok((model, segments::model(model, run.config, &layout)?)));
+        let models = models.collect::<anyhow::Result<_>>()?;
+        Ok(Self { run, hardware, layout, models, inference: 0.0, training: StepSeconds::default() })
     }
-}
 
-/// The operations of the matrices of all blocks in a forward pass.
-fn matrix_operations(architecture: &Architecture, tokens: f64) -> f64 {
-    let hidden = architecture.hidden_size as f64;
-    let queries = (architecture.num_heads * architecture.head_dim) as f64;
-    let keys = (architecture.num_kv_heads * architecture.head_dim) as f64;
-    let attention = hidden * (2.0 * queries + 2.0 * keys);
-    let matrices = if architecture.gated_mlp { 3.0 } else { 2.0 };
-    let mlp = |inner: i64| matrices * hidden * inner as f64;
-
-    let layer = |index: usize| match &architecture.experts {
-        Some(experts) if experts.is_moe_layer[index] => {
-            let router = hidden * experts.num_experts as f64;
-            let chosen = experts.num_experts_per_tok as f64 * mlp(experts.intermediate_size);
-            router + chosen + mlp(experts.shared_expert_intermediate_size.unwrap_or(0))
+    /// The passes of a step on rows.
+    fn add_supervised(&mut self) -> anyhow::Result<()> {
+        let lengths = self.run.lengths;
+        let batch = self.run.config.train.batch_size() as f64;
+        for index in 0..self.models.len() {
+            if !self.models[index].0.is_trained {
+                self.score(index, lengths.row, batch)?;
+                continue;
+            }
+            self.train(index, lengths.row, batch)?;
+            if let Some(rows) = lengths.before_step {
+                self.score(index, rows, batch)?;
+            }
         }
-        _ => mlp(architecture.intermediate_size),
-    };
-    let layers = architecture.num_layers as usize;
-    let parameters: f64 = (0..layers).map(|index| attention + layer(index)).sum();
-    2.0 * parameters * tokens
-}
+        Ok(())
+    }
 
-/// The operations of attention in a forward pass over sequences with this sum of squared lengths.
-fn attention_operations(architecture: &Architecture, squares: f64) -> f64 {
-    let queries = architecture.num_heads * architecture.head_dim;
-    (architecture.num_layers * 2 * queries) as f64 * squares
-}
+    /// The passes of an iteration on the replies of a rollout.
+    fn add_iteration(&mut self) -> anyhow::Result<()> {
+        let (config, lengths) = (self.run.config, self.run.lengths);
+        let ppo = &config.ppo;
+        let replies = (ppo.rollout_batch_size * ppo.samples_per_prompt) as f64;
+        let sequence = lengths.row.continued(lengths.new_tokens as f64);
+        let learned_per_prompt = lengths.learned_per_prompt.unwrap_or(ppo.samples_per_prompt);
+        let all_epochs = (ppo.rollout_batch_size * learned_per_prompt * ppo.epochs) as f64;
+        // Every replica checks one micro-batch of the sampler's log-probabilities.
+        let checked = replies.min((self.layout.replicas() * config.train.micro_batch_size) as f64);
+        for index in 0..self.models.len() {
+            let model = self.models[index].0;
+            let scored = match model.role {
+                "policy" if lengths.learned_per_prompt.is_some() => 0.0,
+                "policy" if ppo.old_logprobs == OldLogprobs::Sampler => checked,
+                // It runs before the gradients of each step.
+                "teacher" => all_epochs,
+                _ => replies,
+            };
+            self.score(index, sequence, scored)?;
+            if model.is_trained {
+                self.train(index, sequence, all_epochs)?;
+            }
+        }
+        let trained = self.models.iter().position(|(model, _)| model.is_trained);
+        if let Some((index, ptx)) = trained.zip(lengths.ptx) {
+            self.train(index, ptx, all_epochs)?;
+        }
+        Ok(())
+    }
 
-/// The operations of the vocabulary head.
-fn head_operations(architecture: &Architecture, rows: RowTokens) -> f64 {
-    2.0 * (architecture.vocab_size * architecture.embedding_size) as f64 * rows.predicted
-}
+    /// Adds a pass of a model over `count` rows for their output alone.
+    fn score(&mut self, index: usize, row: RowTokens, count: f64) -> anyhow::Result<()> {
+        if count > 0.0 {
+            let batch = self.batch(row, count);
+            self.inference += step::inference(&self.models[index].1, batch, &self.layout, self.hardware)?;
+        }
+        Ok(())
+    }
 
-/// The bytes that all blocks keep of `tokens` tokens for their backward pass.
-fn activation_bytes(model: &PlannedModel<'_>, tokens: f64) -> f64 {
-    // Per token, by a number of tokens that no rounding matters for.
-    const TOKENS: usize = 1024;
-    let architecture = model.config.architecture();
-    let memory = models::activations::ActivationMemory::new(architecture, model.kind, 1);
-    let blocks: usize = (0..architecture.num_layers as usize).map(|layer| memory.block(layer, TOKENS)).sum();
-    blocks as f64 / TOKENS as f64 * tokens
+    /// Adds the forward and backward passes of a model over `count` rows, in as many optimizer steps as they
+    /// are for.
+    fn train(&mut self, index: usize, row: RowTokens, count: f64) -> anyhow::Result<()> {
+        let step_rows = peak_memory::step_rows(self.run.config, self.run.lengths) as f64;
+        let steps = (count / step_rows).max(1.0);
+        let batch = self.batch(row, count / steps);
+        let step = step::training(&self.models[index].1, batch, &self.layout, self.hardware)?;
+        self.training.add(&step, steps);
+        Ok(())
+    }
+
+    fn batch(&self, row: RowTokens, count: f64) -> Batch {
+        Batch { row, count, micro_batch_size: self.run.config.train.micro_batch_size }
+    }
+
+    /// The seconds in which the first model, the policy, replies to the prompts.
+    fn rollout(&self) -> anyhow::Result<f64> {
+        let (config, lengths) = (self.run.config, self.run.lengths);
+        let (policy, model) = &self.models[0];
+        let rollout = Rollout {
+            prompt: lengths.row,
+            replies: (config.ppo.rollout_batch_size * config.ppo.samples_per_prompt) as f64,
+            concurrent: config.ppo.rollout_micro_batch_size.unwrap_or(usize::MAX),
+            new_tokens: lengths.new_tokens as f64,
+            vocab_size: policy.config.architecture().vocab_size as f64,
+        };
+        let seconds = rollout::seconds(model, rollout, &self.layout, self.hardware)?;
+        let is_copied = peak_memory::decodes_with_a_copy(config);
+        let weights = self.run.state[0].bytes.weights as f64;
+        let copy = if is_copied { 2.0 * weights / self.hardware.device.memory_copy } else { 0.0 };
+        Ok(copy + seconds)
+    }
 }
 
 #[cfg(test)]
@@ -360,11 +289,11 @@ mod tests {
     use gemini::StateBytes;
     use gemini::config::memory::ByteSize;
     use models::config::Config;
+    use models::decoder::HeadKind;
     use tch::Kind;
 
     use super::*;
     use crate::launch;
-    use crate::machine_speed;
 
     const CONFIG: &str = r#"{
       "model_type": "llama", "vocab_size": 32, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
@@ -398,7 +327,7 @@ mod tests {
         let mesh = launch::mesh(&config.parallel, 0, processes).unwrap();
         let lengths = lengths(new_tokens);
         let run = PlannedRun { config, mesh: &mesh, models: &models, state: &state, lengths: &lengths };
-        run.step_time(&machine_speed::tests::round())
+        run.step_time(&planner::hardware::round_numbers()).unwrap()
     }
 
     /// Two micro-batches of a row.
@@ -446,9 +375,17 @@ mod tests {
         same(pair.computation, alone.computation / 2.0);
         // One micro-batch instead of two adds gradients.
         same(alone.update - pair.update, 16.0 * 896.0 / 1e10);
-        // Two stages with two micro-batches wait a third of the time.
+        // An all-reduce of 920 gradients in fp32, those of three norms among them, over two ranks: two messages,
+        // and each rank sends as many bytes as it has.
+        same(pair.communication, 2e-6 + 3680.0 / 1e9);
+        assert_eq!((alone.communication, alone.waiting), (0.0, 0.0));
+
+        // The block and the head on a rank each: between its last forward and its first backward pass, the rank
+        // with the block waits for two messages of 5 * 8 numbers and the loss, but for a forward pass.
         config.parallel.pipeline.size = 2;
-        same(predict(&config, 2, 0).computation, alone.computation / 2.0 * 1.5);
+        let forward = 6400.0 / 1e11 + 400.0 / 2e10 + 2.0 * 116.0 * 4.0 * 5.0 / 5e9;
+        let (message, loss) = (1e-6 + 160.0 / 1e9, 3.0 * 1024.0 / 1e11);
+        same(predict(&config, 2, 0).waiting, 2.0 * message + loss - forward);
     }
 
     #[test]
@@ -480,10 +417,11 @@ mod tests {
         config.ppo.rollout_micro_batch_size = Some(2);
         let time = predict(&config, 1, 3);
         // 2 * 640 * 20 and 2 * 8 * 100 operations, and the logits of the last position of each prompt.
-        let prefill = (25600.0 + 2.0 * 256.0 * 4.0) / 1e11 + 1600.0 / 2e10;
-        // A token of two replies: weights and 6.5 tokens of the cache, of 2 * 8 * 4 bytes, are read in more
+        let activations = 2.0 * 116.0 * 4.0 * 20.0 / 5e9;
+        let prefill = (25600.0 + 2.0 * 256.0 * 4.0) / 1e11 + 1600.0 / 2e10 + activations;
+        // A token of two replies: 920 weights and 6.5 tokens of the cache, of 2 * 8 * 4 bytes, are read in more
         // time than 2 * 640 * 2 + 2 * 256 * 2 operations take.
-        let token = (3584.0 + 2.0 * 6.5 * 64.0) / 2e10 + 6.0 * 4.0 * 2.0 * 32.0 / 1e10;
+        let token = (3680.0 + 2.0 * 6.5 * 64.0) / 2e10 + 6.0 * 4.0 * 2.0 * 32.0 / 1e10;
         same(time.rollout, prefill + 2.0 * 3.0 * token);
 
         // Weights that may leave memory are copied: read and written once.

@@ -1,12 +1,14 @@
-//! Measures the speeds of this machine that the prediction of a step's time uses, in some ten seconds.
+//! Measures the speeds of this machine that the prediction of a step's time uses, in some twenty seconds.
 //!
 //! | speed | measured by |
 //! |---|---|
 //! | matrix products | `x W^T`, `dy W` and `dy^T x`: the forward and backward pass of a linear layer |
+//! | decoding | `x W^T` of few rows, by the kernel that decoding has |
 //! | attention | causal attention of 4 sequences of 128 tokens, forward and backward |
 //! | activations | `silu` of the output of a layer |
 //! | memory | the sum over a large tensor; a copy of it |
 //! | disk | direct transfers of a scratch file with 64 requests in flight |
+//! | link | all-reduces of few and of many bytes by two ranks of this process, over shared memory |
 //!
 //! Products and memory: the median of several repetitions after one that warms up. The disk: all bytes over
 //! the whole time. A processor without instructions for bfloat16 computes its products some hundred times
@@ -14,20 +16,29 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use parallel::arena::Arena;
+use parallel::c10d::Secret;
+use parallel::comm::{ProcessGroup, Reduction};
 use parallel::disk::{DiskFile, DiskQueue, QUEUE_DEPTH, REQUEST_BYTES};
-use parallel::{SysError, autograd};
-use tch::{Device, Kind, Tensor, no_grad};
+use parallel::kernels::linear;
+use parallel::rendezvous::open_store;
+use parallel::{RankInfo, SysError, Transport, World, autograd, launch};
+use planner::Hardware;
+use planner::hardware::{DecodeSpeed, Device, Disk, DtypeSpeed, Link, MATMUL_ROWS, MatmulSpeed};
+use tch::{Kind, Tensor, no_grad};
 use text::number::median;
 
-use crate::machine_speed::{DiskSpeed, DtypeSpeed, Machine, MachineSpeed, MatmulSpeed, MemorySpeed};
+use crate::hardware::processor_name;
 
 /// The widths of layers of small, medium and large models.
 const WIDTHS: [usize; 4] = [128, 384, 1024, 2048];
 /// The rows of a product: the tokens of a micro-batch.
-const ROWS: i64 = 512;
+const ROWS: i64 = MATMUL_ROWS as i64;
+/// The rows of a product in decoding: the replies that are generated at the same time.
+const DECODE_ROWS: [usize; 3] = [1, 8, 64];
 /// The rows that a slow product is first tried with, and the factor by which they grow up to [`ROWS`].
 const FEW_ROWS: i64 = 8;
 /// The outputs of a layer for each input: in attention, and in an MLP.
@@ -42,19 +53,28 @@ const MEMORY_BYTES: i64 = 256 << 20;
 /// The scratch file, and how long it is written and read at most.
 const DISK_BYTES: u64 = 512 << 20;
 const DISK_TIME: Duration = Duration::from_millis(1500);
+/// A bucket of gradients, and how long two ranks may take to find each other.
+const LINK_BYTES: usize = 4 << 20;
+const LINK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Measures this machine with the threads of this process, and the disk of `folder`.
-pub(super) fn measure(folder: &Path) -> anyhow::Result<MachineSpeed> {
-    let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
-    let disk = disk(folder)?;
-    Ok(no_grad(|| MachineSpeed {
-        machine: Machine::here(threads),
-        matmul: WIDTHS.map(matmul).to_vec(),
+pub(super) fn measure(folder: &Path) -> anyhow::Result<Hardware> {
+    let (disk, link) = (disk(folder)?, link()?);
+    let [memory_read, memory_copy] = memory();
+    let device = no_grad(|| Device {
+        name: processor_name(),
+        threads: Some(usize::try_from(tch::get_num_threads()).unwrap_or(1)),
+        cores: Some(launch::cores()),
+        memory: parallel::memory::total_bytes().unwrap_or(0),
+        memory_read,
+        memory_copy,
         attention: in_each_dtype(attention),
         elementwise: in_each_dtype(elementwise),
-        memory: memory(),
-        disk,
-    }))
+        matmul: WIDTHS.map(matmul).to_vec(),
+        decode: DECODE_ROWS.iter().flat_map(|&rows| WIDTHS.map(|width| decode(rows, width))).collect(),
+    });
+    let source = format!("measured by colossal-chat {} with `doctor --bench`", env!("CARGO_PKG_VERSION"));
+    Ok(Hardware { source, device, disk: Some(disk), links: vec![link] })
 }
 
 /// The processor time since the machine started, in ticks of the kernel.
@@ -120,12 +140,24 @@ fn linear_seconds(layer: [i64; 2], kind: Kind) -> f64 {
 }
 
 fn products([inputs, outputs]: [i64; 2], rows: i64, kind: Kind) -> impl FnMut() {
-    let random = |shape: [i64; 2]| Tensor::rand(shape, (Kind::Float, Device::Cpu)).to_kind(kind);
+    let random = |shape: [i64; 2]| Tensor::rand(shape, (Kind::Float, tch::Device::Cpu)).to_kind(kind);
     let (x, weight, grad) = (random([rows, inputs]), random([outputs, inputs]), random([rows, outputs]));
     move || {
         let output = x.linear(&weight, None::<&Tensor>);
         drop((output, grad.matmul(&weight), grad.tr().matmul(&x)));
     }
+}
+
+/// A product with few rows, as decoding computes it.
+fn decode(rows: usize, width: usize) -> DecodeSpeed {
+    let (outputs, shape) = (3 * width as i64, [rows as i64, width as i64]);
+    let flops = |kind| {
+        let random = |shape: [i64; 2]| Tensor::rand(shape, (Kind::Float, tch::Device::Cpu)).to_kind(kind);
+        let (x, weight) = (random(shape), random([outputs, shape[1]]));
+        let product = || linear::forward(&x, &weight).unwrap_or_else(|| x.linear(&weight, None::<&Tensor>));
+        2.0 * (shape[0] * shape[1] * outputs) as f64 / median_seconds(|| drop(product()))
+    };
+    DecodeSpeed { rows, width, flops: in_each_dtype(flops) }
 }
 
 fn in_each_dtype(speed: impl Fn(Kind) -> f64) -> DtypeSpeed {
@@ -135,7 +167,7 @@ fn in_each_dtype(speed: impl Fn(Kind) -> f64) -> DtypeSpeed {
 fn attention(kind: Kind) -> f64 {
     let [sequences, heads, tokens, width] = [4, 8, 128, 64];
     let random = || {
-        let values = Tensor::rand([sequences, heads, tokens, width], (Kind::Float, Device::Cpu));
+        let values = Tensor::rand([sequences, heads, tokens, width], (Kind::Float, tch::Device::Cpu));
         values.to_kind(kind).set_requires_grad(true)
     };
     let (query, key, value) = (random(), random(), random());
@@ -163,19 +195,20 @@ fn attention(kind: Kind) -> f64 {
 }
 
 fn elementwise(kind: Kind) -> f64 {
-    let values = Tensor::rand([ROWS, 1024], (Kind::Float, Device::Cpu)).to_kind(kind);
+    let values = Tensor::rand([ROWS, 1024], (Kind::Float, tch::Device::Cpu)).to_kind(kind);
     let bytes = 2 * kind.elt_size_in_bytes() * values.numel();
     bytes as f64 / median_seconds(|| drop(values.silu()))
 }
 
-fn memory() -> MemorySpeed {
-    let source = Tensor::ones([MEMORY_BYTES / 4], (Kind::Float, Device::Cpu));
+/// The bytes per second of reading and of copying.
+fn memory() -> [f64; 2] {
+    let source = Tensor::ones([MEMORY_BYTES / 4], (Kind::Float, tch::Device::Cpu));
     let mut target = source.zeros_like();
     let bytes = MEMORY_BYTES as f64;
-    MemorySpeed {
-        read: bytes / median_seconds(|| drop(source.sum(Kind::Float))),
-        copy: 2.0 * bytes / median_seconds(|| target.copy_(&source)),
-    }
+    [
+        bytes / median_seconds(|| drop(source.sum(Kind::Float))),
+        2.0 * bytes / median_seconds(|| target.copy_(&source)),
+    ]
 }
 
 /// The median time of an operation.
@@ -199,7 +232,7 @@ fn median_seconds(mut operation: impl FnMut()) -> f64 {
     median(seconds).expect("there are repetitions")
 }
 
-fn disk(folder: &Path) -> Result<DiskSpeed, SysError> {
+fn disk(folder: &Path) -> Result<Disk, SysError> {
     let file = Arc::new(DiskFile::scratch(folder, DISK_BYTES)?);
     let part = QUEUE_DEPTH * REQUEST_BYTES;
     let arena = Arena::reserve(part)?;
@@ -230,7 +263,50 @@ fn disk(folder: &Path) -> Result<DiskSpeed, SysError> {
     }
     let read = read as f64 / started.elapsed().as_secs_f64();
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-    Ok(DiskSpeed { folder, is_direct: file.is_direct(), read, write })
+    Ok(Disk { folder: Some(folder), is_direct: Some(file.is_direct()), read, write })
+}
+
+/// Measures two ranks of this machine, each a thread.
+fn link() -> anyhow::Result<Link> {
+    let rank_info = RankInfo { secret: Some(Secret::random()?), ..RankInfo::single() };
+    let store = open_store(&rank_info, LINK_TIMEOUT)?;
+    let meeting = RankInfo { size: 2, port: store.port(), uses_agent_store: true, ..rank_info };
+    let all_reduces = |rank| {
+        let world = World::join(RankInfo { rank, ..meeting.clone() }, Transport::Auto, LINK_TIMEOUT)?;
+        let group = world.group("link", &[0, 1])?;
+        let few = all_reduce_seconds(&group, 8)?;
+        let many = all_reduce_seconds(&group, LINK_BYTES)?;
+        // Nobody leaves while the other may still read.
+        group.barrier()?;
+        Ok::<_, parallel::Error>((few, many))
+    };
+    let (few, many) = thread::scope(|scope| {
+        let other = scope.spawn(|| all_reduces(1));
+        let own = all_reduces(0);
+        other.join().expect("the second rank returns its errors").and(own)
+    })?;
+    // An all-reduce of two ranks is two messages, and each rank sends as many bytes as it has.
+    Ok(Link {
+        ranks: launch::max_processes(),
+        latency: few / 2.0,
+        bandwidth: LINK_BYTES as f64 / (many - few),
+    })
+}
+
+/// The median seconds of an all-reduce. Both ranks call it.
+fn all_reduce_seconds(group: &ProcessGroup, bytes: usize) -> Result<f64, parallel::Error> {
+    let tensor = Tensor::zeros([bytes as i64 / 4], (Kind::Float, tch::Device::Cpu));
+    let times = (LINK_BYTES / bytes).clamp(4, 200);
+    let mut seconds = Vec::new();
+    for _ in 0..REPETITIONS {
+        group.barrier()?;
+        let started = Instant::now();
+        for _ in 0..times {
+            group.all_reduce(&tensor, Reduction::Sum)?;
+        }
+        seconds.push(started.elapsed().as_secs_f64() / times as f64);
+    }
+    Ok(median(seconds).expect("there are repetitions"))
 }
 
 #[cfg(test)]

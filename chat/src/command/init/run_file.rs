@@ -2,12 +2,12 @@
 //!
 //! The values are a start that runs, not the best there is. `docs/configuration.md` lists every key.
 
+use planner::Hardware;
 use toml::Value;
 
 use super::answers::{Answers, ModelAnswer};
 use crate::args::RunLength;
 use crate::config::section::Dtype;
-use crate::machine_speed::MachineSpeed;
 use crate::shell::quote;
 use crate::stage::definition::{InitKey, InitSizes, InitStage, RowKind};
 
@@ -17,14 +17,14 @@ const MAX_LENGTH: i64 = 1024;
 const MAX_NEW_TOKENS: i64 = 128;
 
 /// The text of the run file. Without the measured speeds of this machine, weights are in fp32.
-pub(super) fn text(answers: &Answers, speed: Option<&MachineSpeed>) -> String {
+pub(super) fn text(answers: &Answers, hardware: Option<&Hardware>) -> String {
     let mut file = RunFile::default();
     file.header(answers);
     let stages = answers.goal.stages();
     if answers.goal.is_all() {
         file.stages(&stages);
     }
-    file.shared(answers, speed);
+    file.shared(answers, hardware);
     for (index, &stage) in stages.iter().enumerate() {
         let prefix = if answers.goal.is_all() { format!("stage.{}.", stage.name()) } else { String::new() };
         // In a pipeline, only the first stage starts from this model.
@@ -86,12 +86,12 @@ impl RunFile {
     }
 
     /// The sections that every stage of the file reads.
-    fn shared(&mut self, answers: &Answers, speed: Option<&MachineSpeed>) {
+    fn shared(&mut self, answers: &Answers, hardware: Option<&Hardware>) {
         self.section("model");
         if !answers.goal.is_all() {
             self.model_path(&answers.model);
         }
-        self.dtype(speed.zip(answers.model.hidden_size));
+        self.dtype(hardware.zip(answers.model.hidden_size));
         let comment = "\"auto\" takes a GPU if there is one; \"cpu\", \"cuda\" and \"cuda:1\" insist.";
         self.key(comment, "device", &string("auto"));
         if !answers.goal.is_all() {
@@ -115,15 +115,15 @@ impl RunFile {
     }
 
     /// The dtype in which this processor multiplies matrices of the model's width faster.
-    fn dtype(&mut self, speed_and_width: Option<(&MachineSpeed, i64)>) {
+    fn dtype(&mut self, hardware_and_width: Option<(&Hardware, i64)>) {
         let comment =
             "The numbers that weights are held in. \"bfloat16\" takes less memory and is faster on a GPU.";
-        let Some((speed, width)) = speed_and_width else {
+        let Some((hardware, width)) = hardware_and_width else {
             let hint = "`colossal-chat doctor --bench` measures whether it is faster on this processor, too.";
             return self.key(&format!("{comment}\n{hint}"), "dtype", &string(Dtype::Float32.name()));
         };
-        let [float32, bfloat16] =
-            [Dtype::Float32, Dtype::Bfloat16].map(|dtype| speed.matmul_flops(width as f64, dtype.kind()));
+        let [float32, bfloat16] = [Dtype::Float32, Dtype::Bfloat16]
+            .map(|dtype| hardware.device.matmul_flops(width as f64, dtype.planned()));
         let factor = bfloat16 / float32;
         let faster = if factor > 1.0 { Dtype::Bfloat16 } else { Dtype::Float32 };
         let measured =

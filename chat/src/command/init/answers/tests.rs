@@ -11,7 +11,7 @@ use crate::args::{Cli, Command};
 use crate::command::init::rows::default_files;
 use crate::command::init::run_file;
 use crate::nearby::Run;
-use crate::{config, machine_speed, stage};
+use crate::{config, stage};
 
 const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8,
     "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -215,11 +215,11 @@ fn the_faster_dtype_is_written_with_the_measured_factor() {
     let folder = place();
     let (answers, ..) = typed(&folder, &["--out", "run.toml"], "sft\n@/base\n@/chats.jsonl\nnormal\n");
     let answers = answers.unwrap();
-    // In `round`, bf16 has half the speed of fp32.
-    let mut speed = machine_speed::tests::round();
-    let text = run_file::text(&answers, Some(&speed));
+    // Here bf16 has half the speed of fp32.
+    let mut hardware = planner::hardware::round_numbers();
+    let text = run_file::text(&answers, Some(&hardware));
     assert!(text.contains("it is 0.50 times as fast") && text.contains("dtype = \"float32\""), "{text}");
-    speed.matmul[0].flops.bfloat16 = 1.94e11;
-    let text = run_file::text(&answers, Some(&speed));
+    hardware.device.matmul[0].flops.bfloat16 = 1.94e11;
+    let text = run_file::text(&answers, Some(&hardware));
     assert!(text.contains("it is 1.94 times as fast") && text.contains("dtype = \"bfloat16\""), "{text}");
 }
