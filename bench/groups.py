@@ -7,7 +7,8 @@ model and generates as many replies to its prompts as the others, and the verifi
 one of RATES whose model answers most training questions of the first seed, with sampled answers. Exact matches of greedy
 and of sampled answers to the held-out questions are counted, and the KL divergence from the SFT model is measured, in the
 same way for all. Then the reward model of the demo chooses the best of n replies of the SFT model, GRPO learns a task in
-two turns, which needs a calculator, and GRPO draws rollouts one step ahead while a slow program scores them. Standard
+two turns, which needs a calculator, and GRPO draws rollouts one step ahead while a slow program scores them. At the end
+the runs of the first seed run once more, one after another and with one thread, for their time and memory. Standard
 library only; results that are there already are not made again.
 """
 
@@ -67,6 +68,8 @@ REJECT = [
     "reject.keep=above", "reject.threshold=1.0",
 ]
 QUESTIONS = 1000
+# Runs whose time is told have one thread, so that another process on the machine slows them little.
+ONE_THREAD = ["--threads", "1"]
 # What an iteration takes, and its parts.
 SECONDS = {"iteration": "seconds", "rollout": "timing/rollout", "models": "timing/score", "update": "timing/update"}
 BEST_OF = 16
@@ -110,6 +113,8 @@ def main():
     best = {seed: best_of_n(options, seed, demo) for seed, demo in folders.items()}
     turns = {seed: two_turns(options, seed, demo) for seed, demo in folders.items()}
     ahead = {seed: one_step_ahead(options, seed, demo, rates[TEACHER]) for seed, demo in folders.items()}
+    took = costs(options, first, folders[first], rates)
+    rows = [row | {"cost": took.get(row["name"])} for row in rows]
     PAGE.write_text(page(rows, list(folders), sweep, best, turns, ahead))
     print(PAGE)
 
@@ -121,7 +126,7 @@ def choose_rates(options, seed, demo):
         teacher = max(sweep[TEACHER], key=sweep[TEACHER].get) if TEACHER in sweep else None
         sweep[name] = {}
         for rate in RATES:
-            run = train(options, name, seed, demo, rate, teacher)
+            run = train(options, name, label_of(name, seed, rate), seed, demo, rate, teacher)
             asked = measure(
                 options, f"rate-{run.name}", run / "final", demo / "data/prompts.parquet", "world", demos.LIMIT, ["ppo.kl_coef=0"],
             )
@@ -129,10 +134,9 @@ def choose_rates(options, seed, demo):
     return sweep
 
 
-def train(options, name, seed, demo, rate, teacher_rate):
-    """The run folder of an algorithm."""
+def train(options, name, label, seed, demo, rate, teacher_rate, words=()):
+    """The run folder of an algorithm. `words` are more words of the command line."""
     stage, settings = next((stage, settings) for known, stage, settings in ALGORITHMS if known == name)
-    label = label_of(name, seed, rate)
     paths = {
         "demo": demo,
         "teacher": options.work / label_of(TEACHER, seed, teacher_rate) / "final",
@@ -146,7 +150,8 @@ def train(options, name, seed, demo, rate, teacher_rate):
         common += [f"data.train={demo / 'data/prompts.parquet'}", f"ppo.iterations={ITERATIONS}", *SHARED]
     config = "empty.toml" if stage in ("sft", "gkd") else "world.toml"
     settings = [setting.format(**paths) for setting in settings]
-    return demos.train(options, label, stage, "--config", config, *demos.words(last_of_each([*common, *settings])))
+    sets = demos.words(last_of_each([*common, *settings]))
+    return demos.train(options, label, stage, "--config", config, *sets, *words)
 
 
 def label_of(name, seed, rate):
@@ -158,15 +163,16 @@ def last_of_each(settings):
     return [f"{name}={value}" for name, value in dict(setting.split("=", 1) for setting in settings).items()]
 
 
-def reject(options, seed, demo):
-    """Right replies of the SFT model, as rows for SFT. Beside them is how many seconds they took."""
-    folder = options.work / f"reject-{seed}"
+def reject(options, seed, demo, label="reject", words=()):
+    """Right replies of the SFT model, as rows for SFT. Beside them is how many seconds they took, which it returns."""
+    folder = options.work / f"{label}-{seed}"
     if not (folder / "seconds.json").exists():
         sets = [f"out={folder}", f"seed={seed}", f"model.path={demo / 'sft/final'}"]
         sets += [f"data.train={demo / 'data/prompts.parquet'}", *REJECT]
         began = time.monotonic()
-        demos.program(options, f"reject-{seed}.log", "reject", "--config", "world.toml", *demos.words(sets))
+        demos.program(options, f"{folder.name}.log", "reject", "--config", "world.toml", *demos.words(sets), *words)
         (folder / "seconds.json").write_text(json.dumps(time.monotonic() - began))
+    return json.loads((folder / "seconds.json").read_text())
 
 
 def measure(options, label, model, data, reward, questions, settings):
@@ -183,7 +189,10 @@ def measure(options, label, model, data, reward, questions, settings):
 def compare(options, seed, demo, rates):
     """A row of the tables for each model of a seed. The PPO model of the demo has learned from its reward model."""
     models = {"SFT": demo / "sft/final", "PPO of the demo": demo / "ppo/final"}
-    runs = {name: train(options, name, seed, demo, rates[name], rates[TEACHER]) for name, _, _ in ALGORITHMS}
+    runs = {
+        name: train(options, name, label_of(name, seed, rates[name]), seed, demo, rates[name], rates[TEACHER])
+        for name, _, _ in ALGORITHMS
+    }
     models |= {name: run / "final" for name, run in runs.items()}
     scores = demos.evaluate(options, str(seed), models, demo, tasks="world,world_sampled")
     reference = [f"ppo.reference_model={models['SFT']}"]
@@ -194,7 +203,6 @@ def compare(options, seed, demo, rates):
         rows.append({
             "seed": seed, "name": name, "scores": scores[name], "kl": kl.get("objective/kl"),
             "replies": replies_of(name, runs[name]) if name in runs else None,
-            "cost": cost_of(options, name, seed, runs[name]) if name in runs else None,
         })
     return rows
 
@@ -206,11 +214,15 @@ def replies_of(name, run):
     return sum(REPLIES / (1 - row["groups/zero_variance"]) for row in demos.metrics_of(run))
 
 
-def cost_of(options, name, seed, run):
-    cost = demos.costs_of(options, [run])
-    if name == "rejection sampling":
-        cost["seconds"] += json.loads((options.work / f"reject-{seed}" / "seconds.json").read_text())
-    return cost
+def costs(options, seed, demo, rates):
+    """What each algorithm takes by name, from runs that have the machine for themselves."""
+    found = {}
+    for name, _, _ in ALGORITHMS:
+        label = f"cost-{label_of(name, seed, rates[name])}"
+        run = train(options, name, label, seed, demo, rates[name], rates[TEACHER], ONE_THREAD)
+        found[name] = demos.costs_of(options, [run])
+    found["rejection sampling"]["seconds"] += reject(options, seed, demo, "cost-reject", ONE_THREAD)
+    return found
 
 
 def best_of_n(options, seed, demo):
@@ -304,7 +316,7 @@ def one_step_ahead(options, seed, demo, rate):
         sets += [f"data.train={demo / 'data/prompts.parquet'}", f"ppo.iterations={ITERATIONS}", *SHARED, *GROUPS, *more]
         # A correction needs the log-probabilities of the trainer, and so both have its pass.
         sets.append("ppo.old_logprobs=trainer")
-        run = demos.train(options, label, "grpo", "--config", "program.toml", *demos.words(last_of_each(sets)))
+        run = demos.train(options, label, "grpo", "--config", "program.toml", *demos.words(last_of_each(sets)), *ONE_THREAD)
         asked = measure(
             options, f"{label}-ask", run / "final", demo / "data/heldout.parquet", "world", QUESTIONS, ["ppo.kl_coef=0"],
         )
@@ -344,8 +356,9 @@ def cost_section(rows):
         "## KL divergence, time and memory", "",
         "The KL divergence from the SFT model is the mean log-ratio (`k1`) of one sampled reply to each held-out question, in nats,",
         "measured alike for all. DAPO replaces prompts that teach nothing by others, so it has fewer iterations for about as many",
-        "replies. Seconds are of all steps, by the median one, and the peak is of the process. PPO is without the reward model as",
-        "which its critic starts, distillation without its teacher; rejection sampling has the seconds of `reject` and the peak of `sft`.",
+        "replies. Time and memory are of the first seed with one thread: the seconds of all steps, by the median one, and the peak of",
+        "the process. PPO is without the reward model as which its critic starts, distillation without its teacher; rejection sampling",
+        "has the seconds of `reject` too, and the peak of `sft`.",
         "",
         "| method | KL | replies | seconds | peak, MiB |", "|---|---|---|---|---|",
     ]
@@ -353,8 +366,8 @@ def cost_section(rows):
         found = [row for row in rows if row["name"] == name]
         cells = [name, demos.mean_and_interval([row["kl"] for row in found], digits=2), "", "", ""]
         if found[0]["cost"]:
-            replies, seconds = mean(row["replies"] for row in found), mean(row["cost"]["seconds"] for row in found)
-            cells[2:] = [f"{replies:,.0f}", f"{seconds:.0f}", str(max(row["cost"]["peak"] for row in found))]
+            cost, replies = found[0]["cost"], mean(row["replies"] for row in found)
+            cells[2:] = [f"{replies:,.0f}", f"{cost['seconds']:.0f}", str(cost["peak"])]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -418,8 +431,7 @@ def two_turns_section(turns):
         cells.append(demos.mean_and_interval(calls) if allowed > 1 else "")
         lines.append(f"| {name} | {allowed} | {' | '.join(cells)} |")
     costs = [found["cost"] for found in turns.values()]
-    seconds, peak = mean(cost["seconds"] for cost in costs), max(cost["peak"] for cost in costs)
-    lines += ["", f"GRPO with {TURNS} turns takes {seconds:.0f} seconds and {peak} MiB."]
+    lines += ["", f"GRPO with {TURNS} turns takes {max(cost['peak'] for cost in costs)} MiB."]
     return lines
 
 
@@ -429,7 +441,8 @@ def ahead_section(ahead):
         f"GRPO with the verifier as a program (`kind = \"command\"`) that takes {SCORER_SECONDS:g} s for a rollout, without and with",
         f"`{' '.join(AHEAD)}`: the next",
         "rollout is drawn before the update, and the program scores it meanwhile. Training scores are means of ten iterations, held-out",
-        "ones are of sampled answers; percent. Seconds of an iteration and of its parts, the median of a run, mean over seeds.", "",
+        "ones are of sampled answers; percent. Seconds of an iteration and of its parts with one thread, the median of a run, mean over",
+        "seeds.", "",
         "| staleness | " + " | ".join(f"{start + 1} to {start + 10}" for start in range(0, ITERATIONS, 10))
         + " | held out | " + " | ".join(SECONDS) + " |",
         "|---" * (ITERATIONS // 10 + 2 + len(SECONDS)) + "|",
@@ -441,8 +454,11 @@ def ahead_section(ahead):
         seconds = [f"{mean(run[part] for run in found):.2f}" for part in SECONDS]
         lines.append(f"| {' | '.join([str(staleness), *curve, asked, *seconds])} |")
     whole, ahead_seconds = (mean(runs[staleness]["iteration"] for runs in ahead.values()) for staleness in (0, 1))
-    hidden = (whole - ahead_seconds) / SCORER_SECONDS
-    lines += ["", f"An iteration that is drawn ahead saves {hidden:.0%} of the seconds of the program, which works beside the update."]
+    limit = min(SCORER_SECONDS, mean(runs[0]["models"] + runs[0]["update"] for runs in ahead.values()))
+    lines += [
+        "", f"An iteration that is drawn ahead is {whole - ahead_seconds:.2f} s shorter. The program works beside the models and the update,",
+        f"so it cannot be shorter by more than their {limit:.2f} s.",
+    ]
     return lines
 
 
