@@ -28,12 +28,20 @@ pub enum HardwareError {
         message: String,
     },
     /// An empty list, or one that is not in order.
-    #[error("`{list}` has no entry, or its entries are not in order of an increasing `{key}`")]
+    #[error("`{list}` has no entry, or its entries do not increase by `{key}`")]
     Order {
         /// The list.
         list: &'static str,
         /// The key that orders it.
         key: &'static str,
+    },
+    /// Products of many rows, or of none, among those of few rows.
+    #[error("`device.decode.rows` is {rows}: give from 1 to {most}")]
+    NotFewRows {
+        /// The rows.
+        rows: usize,
+        /// The most that are few.
+        most: usize,
     },
     /// A link of fewer than two ranks.
     #[error("`link.ranks` is {ranks}, and a link joins at least 2 ranks")]

@@ -5,7 +5,7 @@
 //!
 //! [device]
 //! name = "Intel(R) Xeon(R) Processor"
-//! threads = 2                                              # of an operation; a GPU has neither this nor cores
+//! threads = 2                                              # of an operation; a GPU has no threads
 //! cores = 2
 //! memory = 25_324_000_000                                  # bytes
 //! memory_read = 28.9e9                                     # bytes per second
@@ -81,8 +81,8 @@ pub struct Device {
     pub elementwise: DtypeSpeed,
     /// The speed of matrix products, in order of their width.
     pub matmul: Vec<MatmulSpeed>,
-    /// The speed of products of few rows, as decoding has them, in order of their rows and then of their width.
-    /// Without them it is that of `matmul`.
+    /// The speed of products of few rows, as decoding has them, in order of their rows and then of their
+    /// width. Without them it is that of `matmul`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub decode: Vec<DecodeSpeed>,
 }
@@ -204,8 +204,8 @@ impl Device {
     }
 }
 
-/// The value at `x` on straight lines between points, over the logarithm of `x`; beyond them that of the first
-/// or of the last.
+/// The value at `x` on straight lines between points, over the logarithm of `x`; beyond them that of the
+/// first or of the last.
 fn on_line(points: &[(f64, f64)], x: f64) -> f64 {
     let above = points.partition_point(|&(place, _)| place < x);
     let ((from, low), (to, high)) = (points[above.saturating_sub(1)], points[above.min(points.len() - 1)]);
@@ -244,11 +244,13 @@ impl Hardware {
         if device.matmul.is_empty() || !device.matmul.is_sorted_by(|left, right| left.width < right.width) {
             return Err(HardwareError::Order { list: "device.matmul", key: "width" });
         }
-        let of_decode = device.decode.iter().map(|speed| (speed.rows, speed.width));
-        if !of_decode.clone().is_sorted_by(|left, right| left < right)
-            || of_decode.clone().any(|(rows, _)| rows == 0 || rows as f64 >= MATMUL_ROWS)
-        {
-            return Err(HardwareError::Order { list: "device.decode", key: "rows` below 512 and `width" });
+        let place = |speed: &DecodeSpeed| (speed.rows, speed.width);
+        if !device.decode.is_sorted_by(|left, right| place(left) < place(right)) {
+            return Err(HardwareError::Order { list: "device.decode", key: "rows" });
+        }
+        let is_few = |rows: usize| rows > 0 && (rows as f64) < MATMUL_ROWS;
+        if let Some(speed) = device.decode.iter().find(|speed| !is_few(speed.rows)) {
+            return Err(HardwareError::NotFewRows { rows: speed.rows, most: MATMUL_ROWS as usize - 1 });
         }
         if !links.is_sorted_by(|left, right| left.ranks < right.ranks) {
             return Err(HardwareError::Order { list: "link", key: "ranks" });
@@ -280,9 +282,9 @@ impl Hardware {
     }
 }
 
-/// An example: a processor with round numbers in fp32, half of them in bf16: 100 Gflop/s, 20 of attention, 5 GB/s of
-/// activations; 20 and 10 GB/s of memory, 2 and 1 GB/s of disk. Two ranks are joined by 1 GB/s, eight by
-/// a tenth of it.
+/// An example: a processor with round numbers in fp32, half of them in bf16: 100 Gflop/s, 20 of attention, 5
+/// GB/s of activations; 20 and 10 GB/s of memory, 2 and 1 GB/s of disk. Two ranks are joined by 1 GB/s, eight
+/// by a tenth of it.
 pub fn round_numbers() -> Hardware {
     let half_in_bf16 = |float32: f64| DtypeSpeed { float32, bfloat16: float32 / 2.0 };
     Hardware {
@@ -364,7 +366,7 @@ mod tests {
             ("latency = 0.000001", "latency = inf", "`link.latency` is inf"),
             ("width = 128", "width = -1", "invalid value"),
             ("threads", "kernels", "line 5: unknown field `kernels`"),
-            ("ranks = 2", "ranks = 9", "`link` has no entry, or its entries are not in order"),
+            ("ranks = 2", "ranks = 9", "`link` has no entry, or its entries do not increase by `ranks`"),
             ("ranks = 2", "ranks = 1", "at least 2 ranks"),
             ("[device]", "[device", "line 3: "),
         ] {

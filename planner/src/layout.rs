@@ -29,8 +29,8 @@ pub enum SequenceMode {
     /// The ranks of the sequence axis divide the tokens, and inside attention the heads (Jacobs et al. 2023,
     /// arXiv 2309.14509).
     Ulysses,
-    /// The ranks of the sequence axis divide the tokens, and keys and values go around (Liu et al. 2023, arXiv
-    /// 2310.01889).
+    /// The ranks of the sequence axis divide the tokens, and keys and values go around (Liu et al. 2023,
+    /// arXiv 2310.01889).
     Ring,
 }
 

@@ -5,9 +5,9 @@
 //!     hidden states, and what each block         a block in its backward pass
 //!     keeps; recomputed: hidden states alone      the head with its loss: a chunk of logits, gradients
 //! ```
-//! The micro-batches in flight are those of the simulated schedule; where all of them run through a segment
-//! before the next, as with gradients that ZeRO divides, all are. (Korthikanti et al. 2022, arXiv 2205.05198,
-//! has what a block keeps; `models::activations` what ours keep.)
+//! The simulated schedule says how many micro-batches are in flight. Without a pipeline, all of them are
+//! where they run through a segment before the next, as with gradients that ZeRO divides. (Korthikanti et al.
+//! 2022, arXiv 2205.05198, has what a block keeps; `models::activations` what ours keep.)
 
 use parallel::Axis;
 use parallel::pipeline::Schedule;
@@ -27,7 +27,7 @@ pub struct StepBatch {
     pub micro_batches: usize,
     /// Whether sequences have different lengths.
     pub is_padded: bool,
-    /// Whether all micro-batches run through a segment before the next.
+    /// Whether all micro-batches run through a segment before the next. In a pipeline they never do.
     pub is_segment_major: bool,
     /// The bytes that the step keeps of models that are not trained.
     pub frozen: f64,
@@ -66,7 +66,8 @@ pub fn training(model: &Model, batch: StepBatch, layout: &Layout) -> StepTensors
         let own = (0..stages.len()).filter(|&stage| layout.schedule.rank_of_stage(stage, ranks) == rank);
         let own: Vec<&[Segment]> = own.map(|stage| stages[stage]).collect();
         // In a schedule with several stages on a rank, each micro-batch in flight is in one of them.
-        let flying = if batch.is_segment_major { batch.micro_batches } else { in_flight[rank] };
+        let is_segment_major = batch.is_segment_major && ranks == 1;
+        let flying = if is_segment_major { batch.micro_batches } else { in_flight[rank] };
         OfRank { model, batch, layout, segments: own.concat() }.tensors(flying as f64 / own.len() as f64)
     };
     (0..ranks).map(tensors).max_by(|left, right| left.peak().total_cmp(&right.peak())).unwrap_or_default()
@@ -127,8 +128,8 @@ impl OfRank<'_> {
 }
 
 impl Vocabulary {
-    /// The bytes of its loss with the gradients, for `tokens` tokens: what is kept until the backward pass, and
-    /// the most while it is computed.
+    /// The bytes of its loss with the gradients, for `tokens` tokens: what is kept until the backward pass,
+    /// and the most while it is computed.
     pub fn loss(&self, tokens: f64, tensor_ranks: f64, dtype: Dtype) -> [f64; 2] {
         let (outputs, width, element) = (self.size / tensor_ranks, self.width, dtype.bytes());
         let (least, most) = self.chunk_rows;
@@ -198,8 +199,9 @@ mod tests {
 
     #[test]
     fn one_rank_by_hand() {
-        // Hidden states of 160 bytes, two blocks of 300, a norm of 50. The loss keeps the gradients of 160 bytes
-        // of hidden states and of 32 weights, and has two rows of logits and log-probabilities beside them.
+        // Hidden states of 160 bytes, two blocks of 300, a norm of 50. The loss keeps the gradients of 160
+        // bytes of hidden states and of 32 weights, and has two rows of logits and log-probabilities beside
+        // them.
         let tensors = training(&model(), BATCH, &layout(&[]));
         let (kept, loss) = (160.0 + 600.0 + 50.0, 160.0 + 128.0);
         let logits = 2.0 * 4.0 * 16.0;
@@ -228,5 +230,8 @@ mod tests {
         // The stages are a block each; the second has the head, and one micro-batch in flight.
         let tensors = training(&model(), BATCH, &layout(&[(Axis::Pipeline, 2)]));
         assert_eq!((tensors.kept, tensors.head), (2.0 * (160.0 + 300.0), 0.0));
+        // Micro-batches pass through a pipeline one after the other.
+        let all = StepBatch { is_segment_major: true, ..BATCH };
+        assert_eq!(training(&model(), all, &layout(&[(Axis::Pipeline, 2)])), tensors);
     }
 }

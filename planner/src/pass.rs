@@ -6,14 +6,15 @@
 //!   attention   2 q sum T^2            q = heads * D: scores and values, half of which are masked
 //!   head        2 V h                  for each position with logits; V vocabulary, h its width
 //! ```
-//! (Kaplan et al. 2020, arXiv 2001.08361, table 1.) A backward pass has twice as many: the gradients of inputs
-//! and those of weights. Recomputation adds a forward pass (Korthikanti et al. 2022, arXiv 2205.05198). A loss
-//! of tokens computes the gradients of the head with its logits: 3 passes over the head. Weights that are frozen
-//! have no gradients, so their products have one backward pass.
+//! (Kaplan et al. 2020, arXiv 2001.08361, table 1.) A backward pass has twice as many: the gradients of
+//! inputs and those of weights. Recomputation adds a forward pass (Korthikanti et al. 2022, arXiv
+//! 2205.05198). A loss of tokens computes the gradients of the head with its logits: 3 passes over the head.
+//! Weights that are frozen have no gradients, so their products have one backward pass.
 //!
-//! The seconds are those of the operations of matrices over the speed of products of their width, of attention
-//! over its speed, and of the bytes of activations over the speed of activation functions. A forward pass
-//! writes and reads what a block keeps; a backward pass reads it, and writes and reads its gradient.
+//! The seconds are those of the operations of matrices over the speed of products of their width, of
+//! attention over its speed, and of the bytes of activations over the speed of activation functions. A
+//! forward pass writes and reads what a block keeps; a backward pass reads it, and writes and reads its
+//! gradient.
 
 use crate::hardware::{Device, Dtype};
 use crate::layout::{Divided, Layout};

@@ -40,10 +40,11 @@ pub struct Segment {
     pub trained: Divided,
     /// The bytes of all parameters, also of those that are frozen.
     pub weight_bytes: Divided,
-    /// The operations of the matrix products of a forward pass: for each token; of the head, for each position
-    /// with logits.
+    /// The operations of the matrix products of a forward pass: for each token; of the head, for each
+    /// position with logits.
     pub operations: Divided,
-    /// Those of them whose weights are trained: a backward pass computes the gradients of no other weights.
+    /// The operations of products whose weights are trained: a backward pass computes the gradients of no
+    /// other weights.
     pub trained_operations: Divided,
     /// The operations of attention in a forward pass, for each square of the length of a sequence. The tensor
     /// ranks divide them by heads.
@@ -54,8 +55,8 @@ pub struct Segment {
     pub padding: Divided,
     /// The bytes of a token that a backward pass takes beside what was kept.
     pub gradients: Divided,
-    /// The bytes that a backward pass takes for any number of tokens: the gradients of its largest matrix, and
-    /// the numbers of weights that are held in codes.
+    /// The bytes that a backward pass takes for any number of tokens: the gradients of its largest matrix,
+    /// and the numbers of weights that are held in codes.
     pub scratch: Divided,
     /// The width of the input of its products.
     pub width: f64,

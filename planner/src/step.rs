@@ -6,9 +6,9 @@
 //! ```
 //! The rows of a step are divided as `gemini::Engine` divides them: into micro-batches of one size, and those
 //! round-robin over the ranks. Exchanges inside of a layer delay the layer, and so does the message to the
-//! next stage of a pipeline. Gradients and weights are exchanged while a GPU computes, so they count as far as
-//! they take longer than the backward pass; on processors, which move bytes with the cores that compute, they
-//! count in full.
+//! next stage of a pipeline. Gradients and weights are exchanged while a GPU computes, so they count as far
+//! as they take longer than the backward pass; on processors, which move bytes with the cores that compute,
+//! they count in full.
 
 use std::collections::BTreeMap;
 
@@ -62,8 +62,7 @@ pub struct MicroBatches {
 }
 
 impl MicroBatches {
-    /// Those of `rows` rows that `ranks` ranks divide. If ranks have a part of the experts each, all of them
-    /// run as many.
+    /// The micro-batches of `rows` rows that `ranks` ranks divide.
     pub fn of(rows: f64, micro_batch_size: usize, ranks: usize) -> Self {
         let size = (micro_batch_size as f64).min((rows / ranks as f64).ceil()).max(1.0);
         let all = (rows / size).ceil().max(1.0);
@@ -128,6 +127,7 @@ pub fn training(
         step.backward += count * (input + weight);
         step.add_exchanges(&passes[stage].exchanges, count);
     }
+    // Until the last rank has ended.
     step.waiting = (timeline.seconds - step.forward - step.backward).max(0.0);
 
     // The gradients of a rank are those of its stages.
@@ -218,8 +218,8 @@ mod tests {
     use crate::layout::{Divided, SequenceMode};
     use crate::segment::Part;
 
-    /// An embedding, two blocks and a head with round numbers: 1e9 operations of a token in each block, of which
-    /// the tensor ranks divide all, and 2e9 in the head.
+    /// An embedding, two blocks and a head with round numbers: 1e9 operations of a token in each block, of
+    /// which the tensor ranks divide all, and 2e9 in the head.
     fn model() -> Model {
         let segment = |part, operations: f64, trained: f64| Segment {
             trained: Divided::tensor(trained),
@@ -258,8 +258,8 @@ mod tests {
 
     #[test]
     fn one_rank_by_hand() {
-        // 160 tokens with 2e9 operations in blocks: 3.2 s forward, twice that backward, and three passes over the
-        // head of 3.2 s each.
+        // 160 tokens with 2e9 operations in blocks: 3.2 s forward, twice that backward, and three passes over
+        // the head of 3.2 s each.
         let step = train(&layout(&[]));
         same(step.forward, 3.2);
         same(step.backward, 6.4 + 9.6);
@@ -287,7 +287,8 @@ mod tests {
         let mut gpu = round_numbers();
         gpu.device.threads = None;
         assert_eq!(training(&model(), BATCH, &layout(&[(Axis::Data, 2)]), &gpu).unwrap().exchange, 0.0);
-        // Ranks with different experts divide the rows as well: what they do not divide, they do not do faster.
+        // Ranks with different experts divide the rows as well: what they do not divide, they do not do
+        // faster.
         same(train(&layout(&[(Axis::Expert, 2)])).forward, 1.6);
     }
 
@@ -307,8 +308,8 @@ mod tests {
 
     #[test]
     fn a_pipeline_waits_at_its_ends() {
-        // The stages are the embedding with two blocks, and the head: 0.4 + 0.8 s and 1.2 s a micro-batch. Under
-        // 1F1B the second rank begins 0.4 s late, and the first ends 0.8 s after it.
+        // The stages are the embedding with two blocks, and the head: 0.4 + 0.8 s and 1.2 s a micro-batch.
+        // Under 1F1B the second rank begins 0.4 s late, and the first ends 0.8 s after it.
         let mut hardware = round_numbers();
         hardware.links[0] = crate::hardware::Link { ranks: 2, latency: 1e-9, bandwidth: 1e15 };
         let step = training(&model(), BATCH, &layout(&[(Axis::Pipeline, 2)]), &hardware).unwrap();

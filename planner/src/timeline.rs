@@ -1,7 +1,7 @@
 //! The schedule of a pipeline on a simulated clock.
 //!
-//! A rank runs its actions in their order, each as soon as its inputs are there. The output of a stage reaches
-//! the next stage after the seconds of a message, unless one rank has both; the sender does not wait.
+//! A rank runs its actions in their order, each as soon as its inputs are there. The output of a stage
+//! reaches the next stage after the seconds of a message, unless one rank has both; the sender does not wait.
 //! With messages that take no time and equal stages this is `parallel::pipeline::Schedule::simulate`.
 
 use parallel::pipeline::{Action, ComputationType, Schedule};

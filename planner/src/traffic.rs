@@ -13,9 +13,9 @@
 //! | pipeline | `n H` from stage to stage | the same |
 //! | data, expert, sequence | | once in a step: the gradients, in fp32; with ZeRO also weights |
 //!
-//! Recomputation repeats what a block exchanges in its forward pass. Not listed are single numbers of a token,
-//! such as the sums of a vocabulary that is divided, and of a step, such as its loss. `docs/parallel.md` has
-//! the same table for users.
+//! Recomputation repeats what a block exchanges in its forward pass. Not listed are single numbers of a
+//! token, such as the sums of a vocabulary that is divided, and of a step, such as its loss.
+//! `docs/parallel.md` has the same table for users.
 
 use parallel::Axis;
 
@@ -85,11 +85,6 @@ impl Exchange {
     /// The bytes that a rank sends in all of them.
     pub fn bytes_sent(&self) -> f64 {
         self.count * self.collective.bytes_sent(self.ranks, self.bytes)
-    }
-
-    /// The messages that a rank sends one after the other.
-    pub fn messages(&self) -> f64 {
-        self.count * self.collective.messages(self.ranks) as f64
     }
 
     /// The seconds of all of them.
