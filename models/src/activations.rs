@@ -99,7 +99,8 @@ impl<'a> ActivationMemory<'a> {
         tokens * norm * self.element_bytes
     }
 
-    /// The vocabulary head on the host, for the memory of its loss. A head that is not trained has no gradient.
+    /// The vocabulary head on the host, for the memory of its loss. A head that is not trained has no
+    /// gradient.
     pub fn vocabulary(&self, is_trained: bool) -> Vocabulary {
         let (rows, elements) = chunk_limits(Device::Cpu);
         Vocabulary {
