@@ -87,6 +87,9 @@ pub enum EnvironmentKind {
 }
 
 impl EnvironmentKind {
+    /// Every kind, in the order of [`KINDS`].
+    const ALL: [Self; 4] = [Self::Calculator, Self::Search, Self::Command, Self::Http];
+
     /// The name in `kind`.
     pub fn name(self) -> &'static str {
         match self {
@@ -105,13 +108,8 @@ impl<'de> Deserialize<'de> for EnvironmentKind {
             let message = format!("has no `kind`; give one of {}", KINDS.join(", "));
             return Err(de::Error::custom(message));
         };
-        match name.as_str() {
-            "calculator" => Ok(Self::Calculator),
-            "search" => Ok(Self::Search),
-            "command" => Ok(Self::Command),
-            "http" => Ok(Self::Http),
-            _ => Err(de::Error::unknown_variant(&name, &KINDS)),
-        }
+        let named = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        named.ok_or_else(|| de::Error::unknown_variant(&name, &KINDS))
     }
 }
 
