@@ -63,33 +63,17 @@ pub(crate) fn function(config: &RunConfig, groups: &ProcessGroups) -> anyhow::Re
 
 /// Refuses rows without an answer if an entry compares with answers.
 pub(crate) fn need_answers(config: &RunConfig, rows: &[PromptRow]) -> Result<(), ConfigError> {
-    for entry in &config.reward {
-        let Some(check) = rewards::answer_check(entry).map_err(of_rewards)? else { continue };
-        let is_missing = |row: &&PromptRow| matches!(check(row.answer.as_deref()), Err(ScoreError::NoAnswer));
-        let without = rows.iter().filter(is_missing).count();
-        if without > 0 {
-            let message = format!(
-                "compares with the answers of the rows, and {without} of {} rows have none: give them a column `answer`, or \
-                 take another kind",
-                rows.len()
-            );
-            return Err(of_entry(entry, message));
-        }
-    }
-    Ok(())
+    config.reward.iter().try_for_each(|entry| unreadable_answers(entry, rows).map(drop))
 }
 
 /// Refuses rows without an answer, and rewards that can read the answer of no row: no reply would ever have a
-/// score. Returns a warning for each that cannot read some of them.
+/// score. Returns a warning for each reward that cannot read some of them.
 pub(crate) fn check_answers(config: &RunConfig, rows: &[PromptRow]) -> Result<Vec<String>, ConfigError> {
-    need_answers(config, rows)?;
     let mut warnings = Vec::new();
     for entry in &config.reward {
-        let Some(check) = rewards::answer_check(entry).map_err(of_rewards)? else { continue };
-        let answers = rows.iter().map(|row| row.answer.as_deref());
-        let mut problems = answers.filter_map(|answer| check(answer).err());
-        let Some(first) = problems.next() else { continue };
-        let (count, total) = (1 + problems.count(), rows.len());
+        let unreadable = unreadable_answers(entry, rows)?;
+        let Some(first) = unreadable.first() else { continue };
+        let (count, total) = (unreadable.len(), rows.len());
         let of_rows = format!("the answers of {count} of {total} rows, the first because {first}");
         if count == total {
             return Err(of_entry(
@@ -103,6 +87,24 @@ pub(crate) fn check_answers(config: &RunConfig, rows: &[PromptRow]) -> Result<Ve
         ));
     }
     Ok(warnings)
+}
+
+/// Why an entry cannot read the answers of rows. Refuses rows without an answer.
+fn unreadable_answers(entry: &RewardEntry, rows: &[PromptRow]) -> Result<Vec<ScoreError>, ConfigError> {
+    let Some(check) = rewards::answer_check(entry).map_err(of_rewards)? else { return Ok(Vec::new()) };
+    let problems = rows.iter().filter_map(|row| check(row.answer.as_deref()).err());
+    let is_missing = |problem: &ScoreError| matches!(problem, ScoreError::NoAnswer);
+    let (missing, unreadable): (Vec<ScoreError>, Vec<ScoreError>) = problems.partition(is_missing);
+    if missing.is_empty() {
+        return Ok(unreadable);
+    }
+    let message = format!(
+        "compares with the answers of the rows, and {} of {} rows have none: give them a column `answer`, or take another \
+         kind",
+        missing.len(),
+        rows.len()
+    );
+    Err(of_entry(entry, message))
 }
 
 fn of_entry(entry: &RewardEntry, message: String) -> ConfigError {

@@ -59,13 +59,16 @@ impl RunData {
                 match event {
                     Event::Row { step, numbers } => metrics.add_row(step, numbers),
                     Event::Sample(sample) => samples.push(sample),
+                    // A damaged file has a problem in every line.
+                    Event::Problem(text) => {
+                        if warnings.len() < MOST_WARNINGS {
+                            warnings.push(text);
+                        } else {
+                            more_warnings += 1;
+                        }
+                    }
                     _ => {}
                 }
-            }
-            // A damaged file has a problem in every line.
-            for problem in reader.take_problems() {
-                let warning = format!("warning: {problem}");
-                if warnings.len() < MOST_WARNINGS { warnings.push(warning) } else { more_warnings += 1 }
             }
             if !is_more {
                 break;

@@ -31,8 +31,6 @@ pub(crate) struct RunReader {
     run: NewestRun,
     /// The files that could not be read, so that each is reported once.
     unreadable: Vec<PathBuf>,
-    /// What is wrong with the files of the folder, since this was last taken.
-    problems: Vec<String>,
     shown: (RunFacts, Vec<RankState>, Memory),
 }
 
@@ -67,7 +65,6 @@ impl RunReader {
             out: out.to_owned(),
             run: NewestRun::default(),
             unreadable: Vec::new(),
-            problems: Vec::new(),
             shown: (RunFacts::default(), Vec::new(), Memory::default()),
         }
     }
@@ -110,12 +107,6 @@ impl RunReader {
         }
         self.shown = (facts, ranks, memory);
         (events, is_more)
-    }
-
-    /// What the last calls of [`Self::poll`] have found wrong with the files of the folder. It is among their
-    /// events too, beside what the run itself has said.
-    pub(crate) fn take_problems(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.problems)
     }
 
     /// What is known of the run besides its rows, as of the last call of [`Self::poll`].
@@ -168,27 +159,24 @@ impl RunReader {
 
     fn take_piece(&mut self, piece: Piece, path: &Path, take: Take, events: &mut Vec<Event>) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let problem = |number, problem: &str| format!("{name}: line {number}: {problem}; it is left out");
+        let problem = |number, problem: &str| {
+            Event::Problem(format!("warning: {name}: line {number}: {problem}; it is left out"))
+        };
         match piece {
             Piece::Restarted => take(self, None, events).unwrap_or_default(),
-            Piece::TooLong(number) => self.report(problem(number, "it is too long"), events),
+            Piece::TooLong(number) => events.push(problem(number, "it is too long")),
             Piece::Line(number, line) => {
                 let parsed = serde_json::from_slice(&line).map_err(|error| error.to_string());
                 if let Err(error) = parsed.and_then(|row| take(self, Some(row), events)) {
-                    self.report(problem(number, &error), events);
+                    events.push(problem(number, &error));
                 }
             }
         }
     }
 
-    fn report(&mut self, problem: String, events: &mut Vec<Event>) {
-        events.push(Event::Message(format!("warning: {problem}")));
-        self.problems.push(problem);
-    }
-
     fn report_unreadable(&mut self, path: &Path, error: &str, events: &mut Vec<Event>) {
         if !self.unreadable.iter().any(|other| other == path) {
-            self.report(format!("{}: {error}", path.display()), events);
+            events.push(Event::Problem(format!("warning: {}: {error}", path.display())));
             self.unreadable.push(path.to_owned());
         }
     }

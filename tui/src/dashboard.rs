@@ -34,7 +34,7 @@ impl Dashboard {
             Event::Key(key) => return keys::press(self, key),
             Event::Row { step, numbers } => self.add_row(step, numbers),
             Event::Sample(sample) => self.add_sample(sample),
-            Event::Message(text) => keep(&mut self.messages, text),
+            Event::Message(text) | Event::Problem(text) => keep(&mut self.messages, text),
             Event::Notice(text) => {
                 self.notice.clone_from(&text);
                 keep(&mut self.messages, text);

@@ -109,7 +109,7 @@ fn print_lines(reader: &mut RunReader, json: bool) -> anyhow::Result<()> {
         for event in events {
             match event {
                 Event::Row { step, numbers } => print(&row_line(&reader.run().unit, step, &numbers, json))?,
-                Event::Message(text) | Event::Notice(text) => print_stderr(&text),
+                Event::Message(text) | Event::Problem(text) | Event::Notice(text) => print_stderr(&text),
                 Event::ForgetRows => print_stderr("the run was resumed: its rows follow from the beginning"),
                 _ => {}
             }
@@ -142,7 +142,7 @@ fn read_all(reader: &mut RunReader, dashboard: &mut Dashboard) -> Vec<String> {
     loop {
         let (events, is_more) = reader.poll();
         for event in events {
-            if let Event::Message(text) | Event::Notice(text) = &event {
+            if let Event::Message(text) | Event::Problem(text) | Event::Notice(text) = &event {
                 messages.push(text.clone());
             }
             dashboard.update(event);

@@ -73,7 +73,10 @@ const STARTED: &str = "\"event\":\"started\",\"step\":0,\"run\":\"a\",\"stage\":
 fn poll(reader: &mut RunReader) -> (Vec<String>, usize) {
     let (events, _) = reader.poll();
     let rows = events.iter().filter(|event| matches!(event, Event::Row { .. })).count();
-    let text = |event| if let Event::Message(text) | Event::Notice(text) = event { Some(text) } else { None };
+    let text = |event| match event {
+        Event::Message(text) | Event::Problem(text) | Event::Notice(text) => Some(text),
+        _ => None,
+    };
     (events.into_iter().filter_map(text).collect(), rows)
 }
 

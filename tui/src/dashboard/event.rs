@@ -20,6 +20,8 @@ pub enum Event {
     Sample(Sample),
     /// A line for the log.
     Message(String),
+    /// A line for the log that says what is wrong with the files of the run.
+    Problem(String),
     /// The answer of the run to a request, or another line that the user should see at once.
     Notice(String),
     /// News of the run.
