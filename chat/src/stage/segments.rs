@@ -2,11 +2,12 @@
 //!
 //! | a weight | who has it |
 //! |---|---|
-//! | matrices of attention, of the MLP and of a shared expert; embedding and head | tensor ranks have a part each |
-//! | matrices of experts | and expert ranks |
-//! | norms, biases, routers, position embeddings, adapters; keys and values of fewer heads than tensor ranks | every rank |
+//! | matrices of attention and of MLPs; embedding and head | tensor ranks have a part each |
+//! | matrices of experts | tensor ranks and expert ranks have a part each |
+//! | keys and values of fewer heads than tensor ranks | every rank |
+//! | norms, biases, routers, position embeddings, adapters | every rank |
 //!
-//! Biases and adapters are divided in part, and are too small to matter.
+//! Ranks divide some biases and adapters, which are too small to matter.
 
 use std::sync::Arc;
 
@@ -81,7 +82,8 @@ pub(super) fn without_weights(planned: &PlannedModel<'_>, config: &RunConfig, la
     let dense_weights = planned.quantization(config).map_or(0, |_| memory.block_weights());
     let blocks = (0..architecture.num_layers as usize).map(|layer| block(planned, layer, layout));
     let blocks = blocks.map(|block| {
-        // A block makes numbers of the codes of its weights one after the other, and the heap keeps their memory.
+        // A block makes numbers of the codes of its weights one after the other, and the heap keeps their
+        // memory.
         Segment { scratch: block.scratch + Divided::tensor(dense_weights as f64), ..block }
     });
     let embedding = Segment::empty(Part::Embedding, architecture.embedding_size as f64);
@@ -197,7 +199,8 @@ fn add_weight(segment: &mut Segment, spec: &WeightSpec, architecture: &Architect
     let name = &spec.parameter.name;
     let numel = spec.shape.iter().product::<i64>() as f64;
     let is_adapter = name.contains(".lora_");
-    let is_router = architecture.experts.as_ref().is_some_and(|experts| name.contains(experts.names.router));
+    let router = architecture.experts.as_ref().map(|experts| format!(".{}.weight", experts.names.router));
+    let is_router = router.is_some_and(|router| name.ends_with(&router));
     let is_key = architecture.names.qkv[1..].iter().any(|key| !key.is_empty() && name.contains(key));
     let is_shared = is_key && layout.tensor_ranks() > architecture.num_kv_heads as usize;
     let position = architecture.names.position_embedding;

@@ -1,8 +1,9 @@
 //! The time of a step, predicted from configurations, the lengths of rows, and a hardware file
 //! ([`planner::Hardware`]).
 //!
-//! The planner has the formulas of passes ([`planner::pass`]), of what ranks exchange ([`planner::traffic`]) and
-//! of rollouts ([`planner::rollout`]). Here are the passes of a stage, and what comes beside them:
+//! The planner has the formulas of passes ([`planner::pass`]), of what ranks exchange
+//! ([`planner::traffic`]) and of rollouts ([`planner::rollout`]). Here are the passes of a stage, and what
+//! comes beside them:
 //! - updates: 16 bytes a parameter and micro-batch, because a gradient is written and added to the sum; 3 x
 //!   gradients (norm, update, zero) + 2 x (weights, masters, moments); all over the speed of copies.
 //! - disk: the bytes that a budget moves ([`chunk_uses`](super::chunk_uses)), over the speed of the disk.
@@ -375,13 +376,13 @@ mod tests {
         same(pair.computation, alone.computation / 2.0);
         // One micro-batch instead of two adds gradients.
         same(alone.update - pair.update, 16.0 * 896.0 / 1e10);
-        // An all-reduce of 920 gradients in fp32, those of three norms among them, over two ranks: two messages,
-        // and each rank sends as many bytes as it has.
+        // An all-reduce of 920 gradients in fp32 (of three norms, too) over two ranks: two messages, and each
+        // rank sends as many bytes as it has.
         same(pair.communication, 2e-6 + 3680.0 / 1e9);
         assert_eq!((alone.communication, alone.waiting), (0.0, 0.0));
 
-        // The block and the head on a rank each: between its last forward and its first backward pass, the rank
-        // with the block waits for two messages of 5 * 8 numbers and the loss, but for a forward pass.
+        // The block and the head on a rank each: between its last forward and its first backward pass, the
+        // rank with the block waits for two messages of 5 * 8 numbers and the loss, but for a forward pass.
         config.parallel.pipeline.size = 2;
         let forward = 6400.0 / 1e11 + 400.0 / 2e10 + 2.0 * 116.0 * 4.0 * 5.0 / 5e9;
         let (message, loss) = (1e-6 + 160.0 / 1e9, 3.0 * 1024.0 / 1e11);
@@ -419,8 +420,8 @@ mod tests {
         // 2 * 640 * 20 and 2 * 8 * 100 operations, and the logits of the last position of each prompt.
         let activations = 2.0 * 116.0 * 4.0 * 20.0 / 5e9;
         let prefill = (25600.0 + 2.0 * 256.0 * 4.0) / 1e11 + 1600.0 / 2e10 + activations;
-        // A token of two replies: 920 weights and 6.5 tokens of the cache, of 2 * 8 * 4 bytes, are read in more
-        // time than 2 * 640 * 2 + 2 * 256 * 2 operations take.
+        // A token of two replies: 920 weights and 6.5 tokens of the cache, of 2 * 8 * 4 bytes, are read in
+        // more time than 2 * 640 * 2 + 2 * 256 * 2 operations take.
         let token = (3680.0 + 2.0 * 6.5 * 64.0) / 2e10 + 6.0 * 4.0 * 2.0 * 32.0 / 1e10;
         same(time.rollout, prefill + 2.0 * 3.0 * token);
 
