@@ -48,7 +48,7 @@ RUNS = [
     ("SFT, checkpointing", LARGE, "sft", 1, [CHECKPOINTING]),
     ("SFT, checkpointing, bf16", LARGE, "sft", 1, [CHECKPOINTING, BF16]),
     ("SFT, 500 MiB", LARGE, "sft", 1, [CHECKPOINTING, 'gemini.device_memory="500MiB"']),
-    ("SFT, 400 MiB, static", LARGE, "sft", 1, [
+    ("SFT, 600 MiB, static", LARGE, "sft", 1, [
         CHECKPOINTING, 'gemini.device_memory="600MiB"', 'gemini.placement="static"',
     ]),
     ("SFT, LoRA", LARGE, "sft", 1, LORA),

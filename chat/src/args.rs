@@ -225,7 +225,8 @@ Example:
 /// `doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Also measure the processor, memory, disk and processes for some 20 seconds, and keep the speeds for `plan`.
+    /// Also measure the processor, memory, disk and what ranks exchange, for some 20 seconds, and keep the
+    /// speeds for `plan`.
     #[arg(long)]
     pub(crate) bench: bool,
     /// A folder on the disk that is measured.

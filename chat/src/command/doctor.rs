@@ -244,7 +244,7 @@ fn speed_lines(hardware: &Hardware) -> Vec<(&'static str, String)> {
     }));
     lines.extend(links.iter().map(|link| {
         let (latency, bandwidth) = (1e6 * link.latency, giga(link.bandwidth));
-        ("", format!("between processes of this machine: {bandwidth:.2} GB/s, {latency:.0} us a message"))
+        ("", format!("between two ranks of this machine: {bandwidth:.2} GB/s, {latency:.0} us a message"))
     }));
     lines
 }

@@ -266,7 +266,7 @@ fn disk(folder: &Path) -> Result<Disk, SysError> {
     Ok(Disk { folder: Some(folder), is_direct: Some(file.is_direct()), read, write })
 }
 
-/// Measures two ranks of this machine, each a thread.
+/// Measures two ranks of this machine. Each is a thread, and they exchange bytes as two processes do.
 fn link() -> anyhow::Result<Link> {
     let rank_info = RankInfo { secret: Some(Secret::random()?), ..RankInfo::single() };
     let store = open_store(&rank_info, LINK_TIMEOUT)?;
