@@ -395,6 +395,7 @@ fn planned(axes: &[(Axis, usize)], sequence: SequenceMode) -> u64 {
         hidden_bytes,
         dtype: planner::hardware::Dtype::Float32,
         vocabulary: None,
+        partitions: planner::segment::Partitions::default(),
     };
     let traffic = Traffic { model: &model, layout: &layout, tokens: 12.0 };
     let of_segment = |segment| traffic.forward(segment).into_iter().chain(traffic.backward(segment));

@@ -43,6 +43,14 @@ pub enum HardwareError {
         /// The most that are few.
         most: usize,
     },
+    /// A program that leaves no memory for a model.
+    #[error("`device.program` is {program} of {memory} bytes of `device.memory`: no model fits beside it")]
+    NoMemoryLeft {
+        /// The bytes of the program.
+        program: u64,
+        /// The bytes of the device.
+        memory: u64,
+    },
     /// A link of fewer than two ranks.
     #[error("`link.ranks` is {ranks}, and a link joins at least 2 ranks")]
     LinkOfOne {

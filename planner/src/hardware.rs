@@ -8,6 +8,7 @@
 //! threads = 2                                              # of an operation; a GPU has no threads
 //! cores = 2
 //! memory = 25_324_000_000                                  # bytes
+//! program = 190_000_000                                    # of them without any model; without it, an estimate
 //! memory_read = 28.9e9                                     # bytes per second
 //! memory_copy = 26.0e9
 //! attention = { float32 = 60e9, bfloat16 = 20e9 }          # operations per second
@@ -69,8 +70,11 @@ pub struct Device {
     /// The cores of the processor that a process may use; `None` for a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cores: Option<usize>,
-    /// The memory, in bytes.
+    /// The memory, in bytes: of all ranks of a machine if they share it, as the threads of a processor do.
     pub memory: u64,
+    /// The bytes that the program takes of it in a rank without any model; `None` if they are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub program: Option<u64>,
     /// The bytes per second that are read of tensors larger than the caches.
     pub memory_read: f64,
     /// The bytes per second of a copy of them: what is read and what is written.
@@ -156,6 +160,13 @@ pub struct Link {
     pub bandwidth: f64,
 }
 
+/// Hardware files of this crate, by name: for any number of machines of eight GPUs, and for a laptop.
+pub const SHIPPED: [(&str, &str); 3] = [
+    ("h100", include_str!("../hardware/h100.toml")),
+    ("a100", include_str!("../hardware/a100.toml")),
+    ("laptop", include_str!("../hardware/laptop.toml")),
+];
+
 /// The rows with which products are measured for [`Device::matmul`].
 pub const MATMUL_ROWS: f64 = 512.0;
 
@@ -185,6 +196,12 @@ impl Dtype {
 }
 
 impl Device {
+    /// The memory of a rank, if ranks use all cores: ranks on a processor divide it.
+    pub fn memory_of_rank(&self) -> u64 {
+        let ranks = self.cores.zip(self.threads).map_or(1, |(cores, threads)| cores / threads.max(1));
+        self.memory / ranks.max(1) as u64
+    }
+
     /// The operations per second of products of this width.
     pub fn matmul_flops(&self, width: f64, dtype: Dtype) -> f64 {
         let points = self.matmul.iter().map(|speed| (speed.width as f64, speed.flops.of(dtype)));
@@ -255,6 +272,9 @@ impl Hardware {
         if !links.is_sorted_by(|left, right| left.ranks < right.ranks) {
             return Err(HardwareError::Order { list: "link", key: "ranks" });
         }
+        if let Some(program) = device.program.filter(|&program| program >= device.memory) {
+            return Err(HardwareError::NoMemoryLeft { program, memory: device.memory });
+        }
         if let Some(link) = links.iter().find(|link| link.ranks < 2) {
             return Err(HardwareError::LinkOfOne { ranks: link.ranks });
         }
@@ -294,6 +314,7 @@ pub fn round_numbers() -> Hardware {
             threads: Some(2),
             cores: Some(2),
             memory: 1 << 34,
+            program: None,
             memory_read: 2e10,
             memory_copy: 1e10,
             attention: half_in_bf16(2e10),
@@ -349,11 +370,34 @@ mod tests {
     }
 
     #[test]
+    fn ranks_on_a_processor_divide_its_memory() {
+        let device = |threads, cores| Device { threads, cores, ..round_numbers().device };
+        assert_eq!(device(Some(2), Some(2)).memory_of_rank(), 1 << 34);
+        assert_eq!(device(Some(2), Some(8)).memory_of_rank(), 1 << 32);
+        // More threads than cores are one rank, and so is a GPU.
+        assert_eq!(device(Some(4), Some(2)).memory_of_rank(), 1 << 34);
+        assert_eq!(device(None, None).memory_of_rank(), 1 << 34);
+    }
+
+    #[test]
     fn the_smallest_link_that_joins_all_ranks_counts() {
         let hardware = round_numbers();
         assert_eq!([1, 2, 3, 8].map(|span| hardware.link(span).unwrap().ranks), [2, 2, 8, 8]);
         let error = hardware.link(9).unwrap_err().to_string();
         assert!(error.contains("joins 9 ranks") && error.contains("at most 8"), "{error}");
+    }
+
+    #[test]
+    fn the_shipped_files_are_read_and_join_as_many_ranks_as_they_say() {
+        for (name, text) in SHIPPED {
+            let hardware = Hardware::parse(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+            // A laptop is one rank.
+            assert_eq!(hardware.link(10_000).is_ok(), hardware.device.threads.is_none(), "{name}");
+            // Of each weight of 2 bytes that one reply reads, there are 2 operations.
+            let decode = hardware.device.decode_flops(1.0, 4096.0, Dtype::BFloat16);
+            let reads_at_most = hardware.device.decode.is_empty() || decode <= hardware.device.memory_read;
+            assert!(reads_at_most, "{name}: {decode:e}");
+        }
     }
 
     #[test]
@@ -368,6 +412,7 @@ mod tests {
             ("threads", "kernels", "line 5: unknown field `kernels`"),
             ("ranks = 2", "ranks = 9", "`link` has no entry, or its entries do not increase by `ranks`"),
             ("ranks = 2", "ranks = 1", "at least 2 ranks"),
+            ("memory = 17179869184", "memory = 100\nprogram = 100", "`device.program` is 100 of 100 bytes"),
             ("[device]", "[device", "line 3: "),
         ] {
             assert!(text.contains(was), "{was}: {text}");

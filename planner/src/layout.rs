@@ -14,7 +14,7 @@
 use std::iter::Sum;
 use std::ops::{Add, Mul};
 
-use parallel::pipeline::ScheduleKind;
+use parallel::pipeline::{Schedule, ScheduleKind};
 use parallel::{Axis, Mesh};
 
 /// How ranks divide the tokens of a row in training.
@@ -75,6 +75,14 @@ impl Layout {
             chunks: 1,
             recomputes: false,
         }
+    }
+
+    /// The schedule of `micro_batches` micro-batches through the pipeline. A rank alone runs them one after
+    /// the other, whatever the schedule.
+    pub fn pipeline_schedule(&self, micro_batches: usize) -> Schedule {
+        let ranks = self.size(Axis::Pipeline);
+        let kind = if ranks == 1 { ScheduleKind::OneForwardOneBackward } else { self.schedule };
+        Schedule::new(kind, ranks, self.chunks, micro_batches)
     }
 
     /// The number of ranks along an axis.

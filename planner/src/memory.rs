@@ -10,7 +10,7 @@
 //! 2022, arXiv 2205.05198, has what a block keeps; `models::activations` what ours keep.)
 
 use parallel::Axis;
-use parallel::pipeline::Schedule;
+use parallel::pipeline::ScheduleKind;
 use parallel::pipeline::schedule::Costs;
 
 use crate::hardware::Dtype;
@@ -58,9 +58,7 @@ impl StepTensors {
 /// The tensors of a step of `model` on the rank that needs most.
 pub fn training(model: &Model, batch: StepBatch, layout: &Layout) -> StepTensors {
     let ranks = layout.size(Axis::Pipeline);
-    let schedule = Schedule::new(layout.schedule, ranks, layout.chunks, batch.micro_batches);
-    let in_flight = schedule.simulate(Costs::UNIFORM).map(|timeline| timeline.peak_in_flight);
-    let in_flight = in_flight.expect("a schedule that this program builds does not wait for itself");
+    let in_flight = most_in_flight(layout, ranks, batch.micro_batches);
     let stages = stages(model, layout);
     let tensors = |rank: usize| {
         let own = (0..stages.len()).filter(|&stage| layout.schedule.rank_of_stage(stage, ranks) == rank);
@@ -71,6 +69,18 @@ pub fn training(model: &Model, batch: StepBatch, layout: &Layout) -> StepTensors
         OfRank { model, batch, layout, segments: own.concat() }.tensors(flying as f64 / own.len() as f64)
     };
     (0..ranks).map(tensors).max_by(|left, right| left.peak().total_cmp(&right.peak())).unwrap_or_default()
+}
+
+/// The most micro-batches that each rank of a pipeline has begun and not ended.
+fn most_in_flight(layout: &Layout, ranks: usize, micro_batches: usize) -> Vec<usize> {
+    if layout.schedule == ScheduleKind::GPipe && ranks > 1 {
+        return vec![micro_batches; ranks];
+    }
+    // Further micro-batches repeat what the first ones do.
+    let enough = 4 * ranks * layout.schedule.virtual_stages(layout.chunks);
+    let schedule = layout.pipeline_schedule(micro_batches.min(enough));
+    let timeline = schedule.simulate(Costs::UNIFORM);
+    timeline.expect("a schedule that this program builds does not wait for itself").peak_in_flight
 }
 
 /// The segments of one rank.
@@ -154,6 +164,7 @@ mod tests {
 
     use super::*;
     use crate::layout::{Divided, SequenceMode};
+    use crate::segment::Partitions;
 
     /// Two blocks that keep 30 bytes of a token, of which tensor ranks divide 20, and take 7 bytes of a token
     /// and 100 in their backward pass; a head of 8 tokens with 4 numbers each.
@@ -180,6 +191,7 @@ mod tests {
             hidden_bytes: 16.0,
             dtype: Dtype::Float32,
             vocabulary: Some(vocabulary),
+            partitions: Partitions::default(),
         }
     }
 
@@ -214,6 +226,19 @@ mod tests {
         assert_eq!(all.kept, 4.0 * kept);
         let recomputed = training(&model(), BATCH, &Layout { recomputes: true, ..layout(&[]) });
         assert_eq!((recomputed.kept, recomputed.block), (3.0 * 160.0, 300.0 + 170.0));
+    }
+
+    #[test]
+    fn few_micro_batches_show_how_many_are_in_flight() {
+        use ScheduleKind::{GPipe, Interleaved, OneForwardOneBackward, ZeroBubbleH1, ZeroBubbleV};
+        for schedule in [GPipe, OneForwardOneBackward, Interleaved, ZeroBubbleH1, ZeroBubbleV] {
+            for (ranks, micro_batches) in [(1, 7), (2, 1), (2, 31), (3, 60), (4, 3), (4, 100)] {
+                let layout = Layout { schedule, chunks: 2, ..layout(&[(Axis::Pipeline, ranks)]) };
+                let all = layout.pipeline_schedule(micro_batches).simulate(Costs::UNIFORM).unwrap();
+                let told = most_in_flight(&layout, ranks, micro_batches);
+                assert_eq!(told, all.peak_in_flight, "{schedule:?}, {ranks} ranks, {micro_batches}");
+            }
+        }
     }
 
     #[test]

@@ -100,6 +100,7 @@ mod tests {
     use super::*;
     use crate::hardware::{Dtype, round_numbers};
     use crate::layout::Divided;
+    use crate::segment::Partitions;
 
     /// A block with 1e6 weights in fp32 and keys of 50 bytes, and a head of 32 tokens.
     fn model() -> Model {
@@ -115,6 +116,7 @@ mod tests {
             hidden_bytes: 100.0,
             dtype: Dtype::Float32,
             vocabulary: None,
+            partitions: Partitions::default(),
         }
     }
 

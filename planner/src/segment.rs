@@ -1,5 +1,12 @@
 //! The numbers of a model, segment by segment: what a plan has in place of its tensors.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use parallel::pipeline::partition_balanced;
+
 use crate::hardware::Dtype;
 use crate::layout::Divided;
 
@@ -14,6 +21,32 @@ pub struct Model {
     pub dtype: Dtype,
     /// The loss of a vocabulary head; `None` for a score.
     pub vocabulary: Option<Vocabulary>,
+    /// The stages into which the segments were divided before.
+    pub partitions: Partitions,
+}
+
+/// The segments of each stage, by the number of stages. A search asks for the same partitions again and
+/// again, and finding one takes longer than all else.
+#[derive(Clone, Debug, Default)]
+pub struct Partitions(RefCell<BTreeMap<usize, Rc<[Range<usize>]>>>);
+
+impl PartialEq for Partitions {
+    /// They say nothing that the segments do not say.
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Model {
+    /// The segments of each of `count` stages of a pipeline, whose costs are as equal as they can be.
+    pub fn stages(&self, count: usize) -> Vec<&[Segment]> {
+        let find = || {
+            let costs: Vec<f64> = self.segments.iter().map(|segment| segment.stage_cost).collect();
+            partition_balanced(&costs, count).into()
+        };
+        let stages = Rc::clone(self.partitions.0.borrow_mut().entry(count).or_insert_with(find));
+        stages.iter().map(|range| &self.segments[range.clone()]).collect()
+    }
 }
 
 /// A head whose loss makes the logits of a chunk of positions at a time.
@@ -40,6 +73,8 @@ pub struct Segment {
     pub trained: Divided,
     /// The bytes of all parameters, also of those that are frozen.
     pub weight_bytes: Divided,
+    /// The bytes of the masters and the moments of those that are trained.
+    pub optimizer_bytes: Divided,
     /// The operations of the matrix products of a forward pass: for each token; of the head, for each
     /// position with logits.
     pub operations: Divided,
@@ -134,6 +169,7 @@ impl Segment {
             part,
             trained: none,
             weight_bytes: none,
+            optimizer_bytes: none,
             operations: none,
             trained_operations: none,
             attention: 0.0,

@@ -256,6 +256,7 @@ mod tests {
     use parallel::Mesh;
 
     use super::*;
+    use crate::segment::Partitions;
 
     /// A block with 8 bytes of hidden states, as many of queries and half of them of keys.
     fn block() -> Segment {
@@ -268,7 +269,13 @@ mod tests {
     }
 
     fn model() -> Model {
-        Model { segments: vec![block()], hidden_bytes: 8.0, dtype: Dtype::BFloat16, vocabulary: None }
+        Model {
+            segments: vec![block()],
+            hidden_bytes: 8.0,
+            dtype: Dtype::BFloat16,
+            vocabulary: None,
+            partitions: Partitions::default(),
+        }
     }
 
     fn layout(axes: &[(Axis, usize)], sequence: SequenceMode) -> Layout {
