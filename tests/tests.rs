@@ -53,6 +53,9 @@ mod serve;
 // What a machine must have.
 mod doctor;
 
+// Hardware that is not this machine, and the fastest layouts.
+mod plan;
+
 // Learning from given completions: meshes, budgets, resuming, references.
 mod offline;
 mod online;

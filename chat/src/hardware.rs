@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use parallel::regular_file;
 use planner::Hardware;
+use planner::hardware::SHIPPED;
 
 use crate::failure::Failure;
 use crate::{own_file, user_folders};
@@ -40,6 +41,26 @@ pub(crate) fn load(threads: usize) -> Result<Option<Hardware>, Failure> {
     let path = path(threads).filter(|path| path.symlink_metadata().is_ok());
     let hardware = path.map(|path| read(&path)).transpose()?;
     Ok(hardware.filter(|hardware| is_of_this_machine(hardware, threads)))
+}
+
+/// The hardware of a file that the user names, or of a name that this program knows.
+pub(crate) fn find(name: &str) -> Result<Hardware, Failure> {
+    let path = Path::new(name);
+    let shipped = SHIPPED.iter().find(|(known, _)| *known == name);
+    if let (Some((_, text)), false) = (shipped, path.exists()) {
+        return Ok(Hardware::parse(text).expect("a test reads every file that is shipped"));
+    }
+    let refused = |problem: String| {
+        let known: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
+        let problem = format!(
+            "{problem}: docs/formats.md has the keys of a hardware file; these names are known: {}",
+            known.join(", ")
+        );
+        Failure::File { path: path.to_owned(), problem }
+    };
+    let text =
+        regular_file::read_to_string(path, MAX_FILE_BYTES).map_err(|error| refused(error.to_string()))?;
+    Hardware::parse(&text).map_err(|error| refused(error.to_string()))
 }
 
 /// Writes the file, whole or not at all.

@@ -120,6 +120,13 @@ pub(crate) struct PlanArgs {
     /// Processes, on however many machines.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = planned_processes)]
     pub(crate) nproc: usize,
+    /// Find the layouts of these processes in which a step is fastest: mesh, ZeRO, schedule, checkpointing
+    /// and micro-batch.
+    #[arg(long)]
+    pub(crate) search: bool,
+    /// Plan for the hardware of a file, or for `h100`, `a100` or `laptop` [default: this machine].
+    #[arg(long, value_name = "FILE|NAME")]
+    pub(crate) hardware: Option<String>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

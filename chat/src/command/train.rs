@@ -8,12 +8,13 @@ use parallel::{LocalRank, Mesh, ProcessGroups};
 
 use crate::args::TrainArgs;
 use crate::command::train_ui;
+use crate::config::section::ParallelSection;
 use crate::config::{self, ConfigError, DeviceSetting, LENGTH_KEYS, RunConfig, StageSchema};
 use crate::console::print_stderr;
 use crate::display::Display;
 use crate::folder::{self, FolderRequest, RunFolder};
 use crate::launch::{self, Job, StartupSpec};
-use crate::stage::context::{RunMode, StageContext, chunk_manager};
+use crate::stage::context::{PlanRequest, RunMode, StageContext, chunk_manager};
 use crate::stage::{self, Stage};
 use crate::{device, interrupt};
 
@@ -29,7 +30,7 @@ pub(crate) fn run(
 
 /// Runs one stage in the given mode.
 pub(crate) fn run_for(
-    mode: RunMode,
+    mode: RunMode<'_>,
     stage: &'static Stage,
     arguments: &TrainArgs,
     threads: Option<usize>,
@@ -37,6 +38,11 @@ pub(crate) fn run_for(
     let schema = &stage.schema;
     let sets = arguments.overrides.sets();
     let mut loaded = config::load(&arguments.config, &sets, schema, &stage::schemas())?;
+    if let RunMode::Plan(PlanRequest { search: Some(_), .. }) = mode {
+        // The search chooses all but how bytes are sent.
+        let transport = loaded.config.parallel.transport;
+        loaded.config.parallel = ParallelSection { transport, ..ParallelSection::default() };
+    }
     if arguments.ui && mode == RunMode::Train {
         return train_ui::run(&loaded.config.out);
     }
@@ -71,7 +77,7 @@ pub(crate) fn run_for(
 
 /// Runs one stage as one rank of a job, which knows its process groups and the mesh of the job.
 fn run_as_rank(
-    mode: RunMode,
+    mode: RunMode<'_>,
     stage: &'static Stage,
     arguments: &TrainArgs,
     config: &RunConfig,
@@ -87,7 +93,7 @@ fn run_as_rank(
         used_by: Vec::new(),
     };
     let folder = match mode {
-        RunMode::Plan { .. } => RunFolder::for_plan(&config.out),
+        RunMode::Plan(_) => RunFolder::for_plan(&config.out),
         RunMode::Train | RunMode::DryRun => RunFolder::prepare(&request, groups)?,
     };
     if folder.is_finished() {
@@ -117,8 +123,12 @@ fn run_as_rank(
 
 /// Loads what the device of a run needs. A plan is for any machine, and a process that stands in for all
 /// processes of this machine up to the `last` one needs no GPU itself: both load the models on the CPU.
-fn load_device(mode: RunMode, last: Option<LocalRank>, config: &mut RunConfig) -> Result<(), ConfigError> {
-    if matches!(mode, RunMode::Plan { .. }) {
+fn load_device(
+    mode: RunMode<'_>,
+    last: Option<LocalRank>,
+    config: &mut RunConfig,
+) -> Result<(), ConfigError> {
+    if matches!(mode, RunMode::Plan(_)) {
         stay_on_cpu(config);
         return Ok(());
     }

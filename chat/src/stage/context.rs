@@ -14,6 +14,7 @@ use models::decoder;
 use models::lora::{AdapterFile, AdapterFolder, LoraPlan};
 use models::weights::WeightFolder;
 use parallel::{Axis, Mesh, ProcessGroups, Transport, memory};
+use planner::Hardware;
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
 use tch::Device;
@@ -26,7 +27,8 @@ use crate::live::Live;
 use crate::output::check_writable;
 use crate::record::{FolderRecorder, JsonlRecorder, MultiRecorder, TensorboardRecorder};
 use crate::stage::model_parallel::model_parallel;
-use crate::stage::plan::{self, Plan};
+use crate::stage::plan::Plan;
+use crate::stage::quantities;
 use crate::{device, interrupt, model_folder};
 
 /// The context of a stage.
@@ -43,22 +45,30 @@ pub(crate) struct StageContext<'a> {
     /// The run folder, and the checkpoint that a resumed run continues from.
     pub(crate) folder: &'a RunFolder,
     /// The purpose of this run.
-    pub(crate) mode: RunMode,
+    pub(crate) mode: RunMode<'a>,
     /// Whether the stage has trained: a finished run does not.
     pub(crate) has_trained: bool,
 }
 
 /// The purpose of a run. All modes but `Train` stop before the run folder is created.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RunMode {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum RunMode<'a> {
     Train,
     /// Check everything and print the plan to stderr.
     DryRun,
     /// Print the plan to stdout.
-    Plan {
-        /// As a JSON object instead of lines.
-        json: bool,
-    },
+    Plan(&'a PlanRequest),
+}
+
+/// What is to be planned, and how it is printed.
+#[derive(Debug, PartialEq)]
+pub(crate) struct PlanRequest {
+    /// As a JSON object instead of lines.
+    pub(crate) json: bool,
+    /// The number of ranks for which the fastest layouts are searched.
+    pub(crate) search: Option<usize>,
+    /// The hardware of the run; if absent, this machine.
+    pub(crate) hardware: Option<Hardware>,
 }
 
 /// Returns the folder to load the model from: the checkpoint of a resumed run, or the folder that
@@ -240,12 +250,15 @@ pub(super) fn load_trunk(folder: &ModelFolder, options: &LoadOptions) -> Result<
     CausalLm::load(folder.path(), &LoadOptions { trainable: false, ..options.clone() })
 }
 
-/// Prints the plan of a run whose models cannot be loaded because they do not fit, if only the plan is
-/// wanted. Returns whether it did.
+/// Prints the plan of a run whose models cannot be loaded, because they do not fit or are for other hardware,
+/// if only the plan is wanted. Returns whether it did.
 pub(super) fn ends_with_plan(plan: &Plan, ctx: &StageContext<'_>) -> anyhow::Result<bool> {
-    let (RunMode::Plan { json }, Some(_)) = (ctx.mode, &plan.shortage) else { return Ok(false) };
+    let RunMode::Plan(request) = ctx.mode else { return Ok(false) };
+    if plan.shortage.is_none() && request.search.is_none() && request.hardware.is_none() {
+        return Ok(false);
+    }
     if ctx.groups.is_rank_zero() {
-        plan.print(json)?;
+        plan.print(request.json)?;
     }
     Ok(true)
 }
@@ -256,7 +269,7 @@ fn is_to_train(config: &RunConfig, plan: &mut Plan, ctx: &StageContext<'_>) -> a
     plan.loaded_bytes = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
     if groups.is_rank_zero() {
         match ctx.mode {
-            RunMode::Plan { json } => plan.print(json)?,
+            RunMode::Plan(request) => plan.print(request.json)?,
             RunMode::Train | RunMode::DryRun => plan.show(),
         }
     }
@@ -423,9 +436,10 @@ fn report_peak_memory(predicted: Option<usize>, groups: &ProcessGroups) -> anyho
     let peaks = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
     if groups.is_rank_zero() {
         let of = if peaks.len() > 1 { " of the processes" } else { "" };
-        let predicted = predicted.map(|bytes| format!(" (predicted: {})", plan::mebibytes(&[bytes as u64])));
+        let predicted =
+            predicted.map(|bytes| format!(" (predicted: {})", quantities::mebibytes(&[bytes as u64])));
         let predicted = predicted.unwrap_or_default();
-        print_stderr(&format!("peak memory{of}: {}{predicted}", plan::mebibytes(&peaks)));
+        print_stderr(&format!("peak memory{of}: {}{predicted}", quantities::mebibytes(&peaks)));
     }
     Ok(())
 }
@@ -528,7 +542,7 @@ impl StepSeconds {
     /// Prints the median beside the `predicted` seconds, if there is a prediction.
     fn report(self, predicted: Option<f64>, stage: &StageSchema) {
         if let (Some(predicted), Some(median)) = (predicted, number::median(self.0)) {
-            let (median, predicted) = (plan::in_seconds(median), plan::in_seconds(predicted));
+            let (median, predicted) = (quantities::in_seconds(median), quantities::in_seconds(predicted));
             let step = stage.units.step;
             print_stderr(&format!("{step} time: {median}, the median (predicted: {predicted})"));
         }

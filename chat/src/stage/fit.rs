@@ -17,9 +17,9 @@ use gemini::{TrainConfig, ZeroStage};
 use parallel::Mesh;
 use serde::Serialize;
 
-use super::model_memory::{self, PlannedModel};
-use super::peak_memory::{self, SequenceLengths};
-use super::step_time::PlannedRun;
+use super::model_memory;
+use super::peak_memory;
+use super::work::{PlannedRun, Work};
 use crate::config::RunConfig;
 use crate::launch;
 
@@ -53,15 +53,6 @@ pub(crate) struct Shortage {
     pub(crate) is_certain: bool,
     /// What would fit instead, each in words.
     pub(crate) changes: Vec<String>,
-}
-
-/// The models and rows of a run, without its configuration.
-#[derive(Clone, Copy)]
-pub(super) struct Work<'a> {
-    pub(super) models: &'a [PlannedModel<'a>],
-    pub(super) lengths: &'a SequenceLengths,
-    /// The memory of the machine; `None` if it is not known.
-    pub(super) machine_bytes: Option<usize>,
 }
 
 /// A configuration with its mesh, and the changes that led to it.
@@ -110,14 +101,17 @@ pub(super) const NOTHING_FITS: &str =
 
 /// What a run lacks, without changes.
 fn lacks(config: &RunConfig, mesh: &Mesh, work: Work<'_>) -> anyhow::Result<Option<Shortage>> {
-    let Work { models, lengths, machine_bytes } = work;
-    let state = model_memory::of_fullest_process(config, mesh, models)?;
+    let state = model_memory::of_fullest_process(config, mesh, work.models)?;
+    lacks_beside(PlannedRun { config, mesh, work, state: &state })
+}
+
+/// The same of a run whose state is known.
+pub(super) fn lacks_beside(run: PlannedRun<'_>) -> anyhow::Result<Option<Shortage>> {
+    let PlannedRun { config, work, state, .. } = run;
     let held: usize = state.iter().map(|model| model.bytes.total()).sum();
     let optimizer: usize = state.iter().map(|model| model.bytes.optimizer).sum();
-    let run = PlannedRun { config, mesh, models, state: &state, lengths };
-
-    let least = lengths.at_least();
-    let least = PlannedRun { lengths: &least, ..run };
+    let least = work.lengths.at_least();
+    let least = PlannedRun { work: Work { lengths: &least, ..work }, ..run };
     let (limit, [needed, least], exact, available) = if let Some(budget) = config.gemini.device_memory {
         let placement = config.gemini.placement;
         let stays = match placement {
@@ -125,12 +119,11 @@ fn lacks(config: &RunConfig, mesh: &Mesh, work: Work<'_>) -> anyhow::Result<Opti
             PlacementPolicy::Static => held - optimizer,
             _ => 0,
         };
-        let bytes = [run, least].map(|run| run.chunk_uses(1).least_bytes(placement));
-        (Limit::DeviceMemory, bytes, stays, budget.0 as usize)
-    } else if let Some(machine) = machine_bytes {
-        let peak =
-            |run: PlannedRun<'_>| peak_memory::predict(config, mesh, models, &state, run.lengths).total;
-        (Limit::Machine, [run, least].map(peak), held, machine)
+        let needed = |run: PlannedRun<'_>| Ok::<_, models::Error>(run.chunk_uses(1)?.least_bytes(placement));
+        (Limit::DeviceMemory, [needed(run)?, needed(least)?], stays, budget.0 as usize)
+    } else if let Some(machine) = work.machine_bytes {
+        let peak = |run| Ok::<_, models::Error>(peak_memory::predict(run)?.total);
+        (Limit::Machine, [peak(run)?, peak(least)?], held, machine)
     } else {
         return Ok(None);
     };
@@ -209,7 +202,8 @@ impl Variant {
     fn with_machine_budget(&self, work: Work<'_>) -> Option<Self> {
         let machine = work.machine_bytes.filter(|_| self.config.gemini.device_memory.is_none())?;
         let bytes = ((1.0 - TOLERANCE) * machine as f64) as usize;
-        let beside = peak_memory::program_bytes(&self.config) + peak_memory::sandbox_bytes(work.lengths);
+        let beside = peak_memory::in_dtype(work.program_bytes, &self.config)
+            + peak_memory::sandbox_bytes(work.lengths);
         let bytes = bytes.saturating_sub(beside) / ROUNDING_BYTES * ROUNDING_BYTES;
         (bytes > 0).then(|| self.with_budget(bytes))
     }
@@ -290,6 +284,9 @@ mod tests {
     use tch::Kind;
 
     use super::*;
+    use crate::stage::model_memory::PlannedModel;
+    use crate::stage::peak_memory::SequenceLengths;
+    use crate::stage::segments::Numbers;
 
     /// 41.7 M parameters: 16.4 M in the embedding, 25.3 M in 8 blocks.
     const CONFIG: &str = r#"{
@@ -314,7 +311,10 @@ mod tests {
             row: RowTokens { tokens: 512.0, squares: 512.0 * 512.0, predicted: 512.0 },
             ..SequenceLengths::default()
         };
-        let work = Work { models: &models, lengths: &lengths, machine_bytes: Some(machine_mebibytes << 20) };
+        let numbers = Numbers::new(config, &models);
+        let (program_bytes, machine_bytes) = (170 << 20, Some(machine_mebibytes << 20));
+        let work =
+            Work { models: &models, numbers: &numbers, lengths: &lengths, program_bytes, machine_bytes };
         let mesh = launch::mesh(&config.parallel, 0, 1).unwrap();
         Shortage::find(config, &mesh, work).unwrap()
     }

@@ -10,25 +10,25 @@
 //! ```
 //! The prediction is for a run on the host, and for the process of a mesh that needs most.
 
-use datasets::dataset::TrainingRow;
 use gemini::ZeroStage;
 use inference::engine;
 use models::activations::ActivationMemory;
 use parallel::{Axis, Mesh};
 use planner::memory::{self, StepBatch};
-use planner::segment::RowTokens;
+use planner::segment::Model;
 use planner::step::MicroBatches;
 use serde::Serialize;
 use tch::Kind;
 
+pub(super) use super::lengths::{SequenceLengths, TaskReplies};
 use super::model_memory::{ModelBytes, PlannedModel};
-use super::rows::EncodedRows;
 use super::segments;
+use super::work::{PlannedRun, Work};
 use crate::config::RunConfig;
 
-/// What a process takes without any model: libtorch with its work space, the tokenizer, the rows. Measured on
-/// Linux on x86-64 with two threads.
-const PROGRAM_BYTES: usize = 170 << 20;
+/// What a process takes without any model, where it was not measured: libtorch with its work space, the
+/// tokenizer, the rows. It was 170 to 190 MiB on two machines with x86-64.
+pub(super) const PROGRAM_BYTES: usize = 180 << 20;
 
 /// Without a budget, the heap keeps freed tensors of sizes that are not needed again: so many bytes for each
 /// byte of activations, measured over batches of different lengths. With checkpointing, short-lived tensors
@@ -40,100 +40,6 @@ const HEAP_WASTE_BF16: f64 = 1.8;
 /// In bf16, oneDNN keeps what it has compiled for 64 shapes of matrices: 1 to 1.5 MiB for each on a processor
 /// with AMX.
 const COMPILED_BYTES_BF16: usize = 80 << 20;
-
-/// The replies to tasks that a model in training generates at the same time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TaskReplies {
-    /// Their number in each process.
-    pub(super) count: usize,
-    /// The tokens of the longest with its prompt, for which the cache has room.
-    pub(super) capacity: usize,
-    /// The bytes that a program takes that is made of a reply and run; 0 if no task runs code.
-    pub(super) programs: usize,
-}
-
-/// The sequences of tokens that run through the models.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SequenceLengths {
-    /// Mean and standard deviation of the number of tokens.
-    pub(super) mean: f64,
-    pub(super) deviation: f64,
-    /// The tokens of the longest sequence.
-    pub(super) longest: usize,
-    /// Whether attention has to pad sequences of different lengths.
-    pub(super) are_mixed: bool,
-    pub(super) num_rows: usize,
-    /// The sequences of a row: two for a pair.
-    pub(super) per_row: usize,
-    /// The tokens of the longest reply of a rollout, for which its cache has room; 0 in a stage without
-    /// rollouts.
-    pub(super) new_tokens: usize,
-    /// The tokens that replies are taken to have in training.
-    pub(super) reply_tokens: usize,
-    /// The replies to a prompt that become rows, in a stage that makes rows of the replies of a rollout. The
-    /// policy runs on no replies before it learns from them. `None` in every other stage.
-    pub(super) learned_per_prompt: Option<usize>,
-    /// The mean row; in a stage with rollouts, the mean prompt.
-    pub(super) row: RowTokens,
-    /// The mean row of the language-modelling term of PPO, if there is one.
-    pub(super) ptx: Option<RowTokens>,
-    /// What the loss of each row reads without gradients before the step begins.
-    pub(super) before_step: Option<RowTokens>,
-    /// The bytes of a position with logits that a step keeps of models that are not trained: their last
-    /// hidden states.
-    pub(super) frozen_state: usize,
-    /// The replies to the tasks of `[eval]`, if there are any.
-    pub(super) task_replies: Option<TaskReplies>,
-}
-
-impl SequenceLengths {
-    /// The lengths of rows with `per_row` sequences each, whose mean is `row`.
-    pub(super) fn of<T: TrainingRow>(encoded: &EncodedRows<T>, per_row: usize, row: RowTokens) -> Self {
-        let EncodedRows { rows, tokens, longest, .. } = encoded;
-        let count = rows.len().max(1) as f64;
-        let mean = *tokens as f64 / count;
-        let squares = rows.iter().map(|row| (row.num_tokens() as f64 - mean).powi(2));
-        let deviation = (squares.sum::<f64>() / count).sqrt();
-        let (longest, num_rows, are_mixed) = (*longest, rows.len(), deviation > 0.0);
-        Self { mean, deviation, longest, are_mixed, num_rows, per_row, row, ..Self::default() }
-    }
-
-    /// The lengths of bins of packed rows, whose mean is `row`: nearly full bins, each with several rows of
-    /// different lengths.
-    pub(super) fn packed<T>(rows: &EncodedRows<T>, bin_tokens: usize, row: RowTokens) -> Self {
-        let (mean, num_rows) = (bin_tokens as f64, rows.tokens.div_ceil(bin_tokens));
-        let row = row.times(rows.rows.len() as f64 / num_rows.max(1) as f64);
-        Self {
-            mean,
-            deviation: 0.0,
-            longest: bin_tokens,
-            are_mixed: true,
-            num_rows,
-            per_row: 1,
-            row,
-            ..Self::default()
-        }
-    }
-
-    /// Sequences that are all as long as the mean, with the shortest replies: at least one micro-batch takes
-    /// as much memory as these.
-    pub(super) fn at_least(self) -> Self {
-        let sequences = if self.new_tokens > 0 { 1 } else { self.per_row };
-        let mean = self.row.tokens / sequences as f64;
-        let reply_tokens = self.new_tokens.min(1);
-        Self { mean, deviation: 0.0, longest: mean as usize, are_mixed: false, reply_tokens, ..self }
-    }
-
-    /// The tokens of the largest micro-batch of `rows` rows. Of `n` values of a normal distribution, the
-    /// largest is about `sqrt(2 ln n)` deviations above the mean.
-    fn largest_micro_batch(&self, rows: usize) -> usize {
-        let sequences = (rows * self.per_row) as f64;
-        let num_micro_batches = self.num_rows.div_ceil(rows).max(1) as f64;
-        let above = self.deviation * sequences.sqrt() * (2.0 * num_micro_batches.ln()).sqrt();
-        let expected = (self.mean * sequences + above).min(self.longest as f64 * sequences);
-        (expected + self.reply_tokens as f64 * sequences) as usize
-    }
-}
 
 /// The memory of a process at the moment that needs most, in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -195,15 +101,11 @@ impl RolloutTensors {
     }
 }
 
-/// Predicts the peak of a process that holds `state`, the bytes of `models`.
-pub(super) fn predict(
-    config: &RunConfig,
-    mesh: &Mesh,
-    models: &[PlannedModel<'_>],
-    state: &[ModelBytes],
-    lengths: &SequenceLengths,
-) -> PeakMemory {
-    let trained = models.iter().filter(|model| model.is_trained);
+/// Predicts the peak of the process that needs most.
+pub(super) fn predict(run: PlannedRun<'_>) -> Result<PeakMemory, models::Error> {
+    let PlannedRun { config, mesh, work: Work { models, numbers, lengths, program_bytes, .. }, state } = run;
+    let numbers = numbers.of(&segments::layout(config, mesh))?;
+    let trained = models.iter().zip(&*numbers).filter(|(model, _)| model.is_trained);
     let steps: Vec<StepTensors> = trained.map(|model| training_step(config, mesh, model, lengths)).collect();
     let activations = steps.iter().map(StepTensors::peak).max().unwrap_or(0);
     let logits = steps.iter().map(|step| step.logits).max().unwrap_or(0);
@@ -223,18 +125,18 @@ pub(super) fn predict(
         Some(budget) => (held + activations.max(rollout)).min(budget.0 as usize),
         None => held + rollout.max((waste * activations as f64) as usize),
     };
-    let program = program_bytes(config);
+    let program = in_dtype(program_bytes, config);
     // The heap keeps what the models took while programs run.
     let sandbox = sandbox_bytes(lengths);
     let total = models + program + sandbox;
-    PeakMemory { activations, logits, rollout, kv_cache, program, sandbox, total }
+    Ok(PeakMemory { activations, logits, rollout, kv_cache, program, sandbox, total })
 }
 
-/// What a process takes beside its models.
-pub(super) fn program_bytes(config: &RunConfig) -> usize {
+/// What a process takes beside its models, of which `program_bytes` are there in every dtype.
+pub(super) fn in_dtype(program_bytes: usize, config: &RunConfig) -> usize {
     match config.model.dtype.kind() {
-        Kind::Float => PROGRAM_BYTES,
-        _ => PROGRAM_BYTES + COMPILED_BYTES_BF16,
+        Kind::Float => program_bytes,
+        _ => program_bytes + COMPILED_BYTES_BF16,
     }
 }
 
@@ -275,11 +177,10 @@ fn frozen_states(config: &RunConfig, mesh: &Mesh, lengths: &SequenceLengths) -> 
 pub(super) fn training_step(
     config: &RunConfig,
     mesh: &Mesh,
-    model: &PlannedModel<'_>,
+    (model, numbers): (&PlannedModel<'_>, &Model),
     lengths: &SequenceLengths,
 ) -> StepTensors {
     let layout = segments::layout(config, mesh);
-    let numbers = segments::without_weights(model, config, &layout);
     let rows = config.train.micro_batch_size.min(step_rows(config, lengths));
     // The loss of a teacher's distributions has its logits beside those of the model, and with `top_k` those
     // of the outcomes of both. Sharded, the weights of its head stay for all micro-batches of a step.
@@ -298,7 +199,7 @@ pub(super) fn training_step(
         frozen: (held + frozen_states(config, mesh, lengths)) as f64,
         frozen_logits: if is_distilled { copies } else { 0.0 },
     };
-    let tensors = memory::training(&numbers, batch, &layout);
+    let tensors = memory::training(numbers, batch, &layout);
     let [kept, block, head, logits] =
         [tensors.kept, tensors.block, tensors.head, tensors.logits].map(|bytes| bytes as usize);
     StepTensors { kept, block, head, logits }
@@ -375,10 +276,12 @@ pub(super) fn memory_of<'a>(mesh: &Mesh, model: &PlannedModel<'a>) -> Activation
 mod tests {
     use models::config::Config;
     use models::decoder::HeadKind;
+    use planner::segment::RowTokens;
 
     use super::*;
     use crate::launch;
     use crate::stage::model_memory;
+    use crate::stage::segments::Numbers;
 
     #[test]
     fn the_largest_micro_batch_is_above_the_mean_and_not_above_the_longest_rows() {
@@ -459,8 +362,12 @@ mod tests {
             row,
             ..SequenceLengths::default()
         };
+        let numbers = Numbers::new(&config, &models);
         let peak = |task_replies| {
-            predict(&config, &mesh, &models, &state, &SequenceLengths { task_replies, ..lengths })
+            let lengths = &SequenceLengths { task_replies, ..lengths };
+            let work =
+                Work { models: &models, numbers: &numbers, lengths, program_bytes: 0, machine_bytes: None };
+            predict(PlannedRun { config: &config, mesh: &mesh, work, state: &state }).unwrap()
         };
         let (without, with) =
             (peak(None), peak(Some(TaskReplies { count: 64, capacity: 2000, programs: 0 })));

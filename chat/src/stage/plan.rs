@@ -10,7 +10,9 @@ use text::number;
 use super::fit::{NOTHING_FITS, Shortage};
 use super::model_memory::{AdapterCounts, ModelBytes, ParameterCounts};
 use super::peak_memory::PeakMemory;
+use super::quantities::{in_seconds, mebibytes};
 use super::rows::EncodedRows;
+use super::search::Found;
 use super::step_time::{DtypeTime, StepTime};
 use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::{print, print_stderr};
@@ -33,6 +35,8 @@ pub(crate) struct StagePlan {
     pub(crate) other_dtype: Option<DtypeTime>,
     /// The memory that the run lacks, if it lacks any.
     pub(crate) shortage: Option<Shortage>,
+    /// The fastest layouts, if they are wanted.
+    pub(crate) search: Option<Found>,
 }
 
 impl StagePlan {
@@ -88,6 +92,9 @@ pub(crate) struct Plan {
     pub(crate) other_dtype: Option<DtypeTime>,
     /// The memory that the run lacks, and what would have to change to fit.
     pub(crate) shortage: Option<Shortage>,
+    /// The fastest layouts, if they are wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    search: Option<Found>,
 }
 
 impl Plan {
@@ -141,6 +148,7 @@ impl Plan {
             time_problem: models.time_problem,
             other_dtype: models.other_dtype,
             shortage: models.shortage,
+            search: models.search,
             memory: models.models,
         }
     }
@@ -181,6 +189,11 @@ impl Plan {
             self.model_bytes as f64 / f64::from(1 << 20),
             if self.mesh.world_size() > 1 { " in each process" } else { "" },
         )];
+
+        if let Some(search) = &self.search {
+            lines.extend(search.lines());
+            return lines;
+        }
 
         lines.extend(self.memory.iter().map(model_line));
         lines.extend(self.peak_memory.as_ref().map(peak_line));
@@ -293,17 +306,6 @@ fn time_text(time: &StepTime, other_dtype: Option<DtypeTime>) -> String {
     format!("about {} ({}){}", in_seconds(seconds), parts.join(", "), other.unwrap_or_default())
 }
 
-/// Formats a time with three digits.
-pub(super) fn in_seconds(seconds: f64) -> String {
-    let digits = match seconds {
-        100.0.. => 0,
-        10.0.. => 1,
-        1.0.. => 2,
-        _ => 3,
-    };
-    format!("{seconds:.digits$} s")
-}
-
 fn shortage_lines(shortage: &Shortage) -> Vec<String> {
     let title = if shortage.is_certain { "this cannot fit" } else { "this may not fit" };
     if shortage.changes.is_empty() {
@@ -334,13 +336,6 @@ fn with_places<S: Serializer>(mesh: &Mesh, serializer: S) -> Result<S::Ok, S::Er
     json!({"sizes": of_axes(&|axis| mesh.size(axis)), "ranks": places}).serialize(serializer)
 }
 
-/// Formats sizes in rank order, as in `312, 298 MiB`.
-pub(super) fn mebibytes(bytes: &[u64]) -> String {
-    let each: Vec<String> =
-        bytes.iter().map(|&bytes| format!("{:.0}", bytes as f64 / f64::from(1 << 20))).collect();
-    format!("{} MiB", each.join(", "))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -366,6 +361,7 @@ mod tests {
             time_problem: None,
             other_dtype: None,
             shortage: None,
+            search: None,
         }
     }
 

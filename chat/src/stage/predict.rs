@@ -6,12 +6,15 @@ use rlhf::config::OldLogprobs;
 use tch::Device;
 
 use super::context::{RunMode, StageContext};
-use super::fit::{Shortage, Work};
+use super::fit::Shortage;
 use super::model_memory::{PlannedModel, num_parameters, of_fullest_process};
 use super::peak_memory::{self, SequenceLengths};
 use super::plan::StagePlan;
-use super::step_time::{DtypeTime, PlannedRun};
-use crate::config::RunConfig;
+use super::search::{self, Found};
+use super::segments::Numbers;
+use super::step_time::DtypeTime;
+use super::work::{PlannedRun, Work};
+use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::device;
 use crate::failure::Failure;
 use crate::hardware;
@@ -38,20 +41,37 @@ pub(super) fn check(
             time_problem: None,
             other_dtype: None,
             shortage: None,
+            search: None,
         });
     }
 
-    let machine_bytes = memory::total_bytes().map(|bytes| bytes as usize);
-    let shortage = Shortage::find(config, mesh, Work { models, lengths, machine_bytes })?;
+    let request = match ctx.mode {
+        RunMode::Plan(request) => Some(request),
+        RunMode::Train | RunMode::DryRun => None,
+    };
+    let other = request.and_then(|request| request.hardware.as_ref());
+    let search = request.and_then(|request| request.search);
+    let processes = search.unwrap_or(ctx.mesh.world_size());
+    let measured = if other.is_none() { hardware::load(threads(config, ctx, processes))? } else { None };
+    let hardware = other.or(measured.as_ref());
+    let numbers = Numbers::new(config, models);
+    let program = hardware.and_then(|hardware| hardware.device.program);
+    let program_bytes = program.map_or(peak_memory::PROGRAM_BYTES, |bytes| bytes as usize);
+    let machine_bytes = match other {
+        Some(hardware) => Some(hardware.device.memory_of_rank() as usize),
+        None => memory::total_bytes().map(|bytes| bytes as usize),
+    };
+    let work = Work { models, numbers: &numbers, lengths, program_bytes, machine_bytes };
+
+    let shortage = Shortage::find(config, mesh, work)?;
     if let Some(shortage) = shortage.as_ref().filter(|shortage| shortage.is_certain)
-        && !matches!(ctx.mode, RunMode::Plan { .. })
+        && request.is_none()
     {
         return Err(Failure::DoesNotFit(shortage.to_string()).into());
     }
-    let run = PlannedRun { config, mesh, models, state: &state, lengths };
-    let hardware = hardware::load(threads(config, ctx))?;
+    let run = PlannedRun { config, mesh, work, state: &state };
     let (mut step_time, mut other_dtype, mut time_problem) = (None, None, None);
-    if let Some(hardware) = &hardware {
+    if let Some(hardware) = hardware {
         match run.step_time(hardware) {
             Ok(time) => {
                 step_time = Some(time);
@@ -61,8 +81,36 @@ pub(super) fn check(
             Err(error) => time_problem = Some(error.downcast::<planner::Error>()?.to_string()),
         }
     }
-    let peak = Some(peak_memory::predict(config, mesh, models, &state, lengths));
-    Ok(StagePlan { parameters, models: state, peak, step_time, time_problem, other_dtype, shortage })
+    let search =
+        search.map(|ranks| search_layouts((ctx.stage, config), work, hardware, ranks)).transpose()?;
+    let peak = Some(peak_memory::predict(run)?);
+    Ok(StagePlan { parameters, models: state, peak, step_time, time_problem, other_dtype, shortage, search })
+}
+
+/// Finds the layouts of `ranks` ranks in which a step is fastest.
+fn search_layouts(
+    stage: (&StageSchema, &RunConfig),
+    work: Work<'_>,
+    hardware: Option<&Hardware>,
+    ranks: usize,
+) -> anyhow::Result<Found> {
+    let Some(hardware) = hardware else {
+        let problem = "the speeds of this machine are not known: run `colossal-chat doctor --bench` once, or name other \
+                       hardware with --hardware"
+            .to_owned();
+        return Err(ConfigError::Argument { argument: "--search".to_owned(), problem }.into());
+    };
+    // Ranks on this machine share its memory.
+    let machine_bytes = Some(hardware.device.memory_of_rank() as usize);
+    search::fastest(stage, Work { machine_bytes, ..work }, hardware, ranks).map_err(|error| {
+        // Such as more ranks than the hardware has links for.
+        match error.downcast::<planner::Error>() {
+            Ok(error) => {
+                ConfigError::Argument { argument: "--hardware".to_owned(), problem: error.to_string() }.into()
+            }
+            Err(error) => error,
+        }
+    })
 }
 
 /// The time of a step of the same run with weights in the other dtype.
@@ -73,15 +121,16 @@ fn in_other_dtype(run: PlannedRun<'_>, hardware: &Hardware) -> anyhow::Result<Dt
     config.ppo.old_logprobs = OldLogprobs::Trainer;
     let dtype = config.model.dtype;
     let models: Vec<PlannedModel<'_>> =
-        run.models.iter().map(|&model| PlannedModel { kind: dtype.kind(), ..model }).collect();
+        run.work.models.iter().map(|&model| PlannedModel { kind: dtype.kind(), ..model }).collect();
     let state = of_fullest_process(&config, run.mesh, &models)?;
-    let run = PlannedRun { config: &config, models: &models, state: &state, ..run };
+    let numbers = Numbers::new(&config, &models);
+    let work = Work { models: &models, numbers: &numbers, ..run.work };
+    let run = PlannedRun { config: &config, work, state: &state, ..run };
     Ok(DtypeTime { dtype, seconds: run.step_time(hardware)?.seconds })
 }
 
-/// The threads of an operation in each process of the run.
-fn threads(config: &RunConfig, ctx: &StageContext<'_>) -> usize {
-    let processes = ctx.mesh.world_size();
+/// The threads of an operation in each of the `processes` of the run.
+fn threads(config: &RunConfig, ctx: &StageContext<'_>, processes: usize) -> usize {
     if processes == ctx.groups.world().size() {
         return usize::try_from(tch::get_num_threads()).unwrap_or(1);
     }

@@ -9,6 +9,9 @@
 //!
 //! Ranks divide some biases and adapters, which are too small to matter.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use models::activations::ActivationMemory;
@@ -19,7 +22,7 @@ use parallel::residency::WeightSpec;
 use parallel::{Axis, Mesh};
 use planner::hardware;
 use planner::layout::{Divided, Layout, SequenceMode as PlannedSequence};
-use planner::segment::{Model, Part, Segment};
+use planner::segment::{Model, Part, Partitions, Segment};
 use tch::Kind;
 
 use super::model_memory::{PlannedModel, full_specs};
@@ -50,33 +53,70 @@ fn dtype(kind: Kind) -> hardware::Dtype {
     if kind == Kind::Float { hardware::Dtype::Float32 } else { hardware::Dtype::BFloat16 }
 }
 
+/// The numbers of the models of a run, which are made once for all layouts that split the models alike.
+pub(super) struct Numbers<'a> {
+    config: &'a RunConfig,
+    models: &'a [PlannedModel<'a>],
+    made: RefCell<HashMap<Split, Rc<[Model]>>>,
+}
+
+/// What the numbers of a model depend on: the tensor ranks, and whether a rank has both ends of it.
+type Split = (usize, bool);
+
+impl<'a> Numbers<'a> {
+    /// Of the `config`, only what says how weights and moments are held counts.
+    pub(super) fn new(config: &'a RunConfig, models: &'a [PlannedModel<'a>]) -> Self {
+        Self { config, models, made: RefCell::default() }
+    }
+
+    /// The numbers of each model.
+    pub(super) fn of(&self, layout: &Layout) -> Result<Rc<[Model]>, models::Error> {
+        let key = (layout.tensor_ranks(), has_both_ends(layout));
+        if let Some(made) = self.made.borrow().get(&key) {
+            return Ok(Rc::clone(made));
+        }
+        let made: Rc<[Model]> = self
+            .models
+            .iter()
+            .map(|planned| model(planned, self.config, layout))
+            .collect::<Result<_, _>>()?;
+        self.made.borrow_mut().insert(key, Rc::clone(&made));
+        Ok(made)
+    }
+}
+
 /// The numbers of a model, segment by segment.
-pub(super) fn model(
-    planned: &PlannedModel<'_>,
-    config: &RunConfig,
-    layout: &Layout,
-) -> Result<Model, models::Error> {
+fn model(planned: &PlannedModel<'_>, config: &RunConfig, layout: &Layout) -> Result<Model, models::Error> {
     let architecture = planned.config.architecture();
     let mut model = without_weights(planned, config, layout);
     let segments = &mut model.segments;
     for spec in full_specs(config, planned)? {
         let index = segment_of(&spec.parameter.name, architecture);
-        add_weight(&mut segments[index], &spec, architecture, layout);
+        add_weight(&mut segments[index], &spec, config, (architecture, layout));
     }
     // The head of a model with tied weights reads the embedding, which a rank with both has once.
     if architecture.tie_word_embeddings && planned.head == HeadKind::Vocabulary {
         let (first, last) = (segments[0], segments.len() - 1);
         segments[last].weight_bytes = segments[last].weight_bytes + first.weight_bytes;
         segments[last].trained = segments[last].trained + first.trained;
-        if layout.size(Axis::Pipeline) == 1 {
-            (segments[0].weight_bytes, segments[0].trained) = <_>::default();
+        segments[last].optimizer_bytes = segments[last].optimizer_bytes + first.optimizer_bytes;
+        if has_both_ends(layout) {
+            let first = &mut segments[0];
+            (first.weight_bytes, first.trained, first.optimizer_bytes) = <_>::default();
         }
     }
     Ok(model)
 }
 
+/// Whether a rank has the first and the last stage.
+fn has_both_ends(layout: &Layout) -> bool {
+    let ranks = layout.size(Axis::Pipeline);
+    let stages = ranks * layout.schedule.virtual_stages(layout.chunks);
+    ranks == 1 || layout.schedule.rank_of_stage(stages - 1, ranks) == 0
+}
+
 /// The numbers that depend on the architecture alone: all but the weights, and the operations of adapters.
-pub(super) fn without_weights(planned: &PlannedModel<'_>, config: &RunConfig, layout: &Layout) -> Model {
+fn without_weights(planned: &PlannedModel<'_>, config: &RunConfig, layout: &Layout) -> Model {
     let architecture = planned.config.architecture();
     let memory = ActivationMemory::new(architecture, planned.kind, 1);
     let dense_weights = planned.quantization(config).map_or(0, |_| memory.block_weights());
@@ -100,7 +140,13 @@ pub(super) fn without_weights(planned: &PlannedModel<'_>, config: &RunConfig, la
     let trains_head = |lora: &Arc<LoraPlan>| lora.trains_whole(names.head, names.layers).unwrap_or(false);
     let is_trained = planned.lora.is_none_or(trains_head);
     let vocabulary = (planned.head == HeadKind::Vocabulary).then(|| memory.vocabulary(is_trained));
-    Model { segments, hidden_bytes: memory.hidden(1) as f64, dtype: dtype(planned.kind), vocabulary }
+    Model {
+        segments,
+        hidden_bytes: memory.hidden(1) as f64,
+        dtype: dtype(planned.kind),
+        vocabulary,
+        partitions: Partitions::default(),
+    }
 }
 
 /// The head without its weights. A score has no operations to speak of.
@@ -195,34 +241,50 @@ fn segment_of(name: &str, architecture: &Architecture) -> usize {
     if before.into_iter().any(is_before) { 0 } else { layers + 1 }
 }
 
-fn add_weight(segment: &mut Segment, spec: &WeightSpec, architecture: &Architecture, layout: &Layout) {
-    let name = &spec.parameter.name;
-    let numel = spec.shape.iter().product::<i64>() as f64;
-    let is_adapter = name.contains(".lora_");
-    let router = architecture.experts.as_ref().map(|experts| format!(".{}.weight", experts.names.router));
-    let is_router = router.is_some_and(|router| name.ends_with(&router));
-    let is_key = architecture.names.qkv[1..].iter().any(|key| !key.is_empty() && name.contains(key));
-    let is_shared = is_key && layout.tensor_ranks() > architecture.num_kv_heads as usize;
-    let position = architecture.names.position_embedding;
-    let is_position = !position.is_empty() && name.contains(position);
-    let weights = if spec.parameter.is_expert {
-        Divided { expert: numel, ..Divided::default() }
-    } else if spec.shape.len() < 2 || is_adapter || is_router || is_shared || is_position {
-        Divided::whole(numel)
-    } else {
-        Divided::tensor(numel)
-    };
-
+fn add_weight(
+    segment: &mut Segment,
+    spec: &WeightSpec,
+    config: &RunConfig,
+    (architecture, layout): (&Architecture, &Layout),
+) {
+    let weights = who_has(spec, architecture, layout);
     segment.weight_bytes = segment.weight_bytes + weights * spec.kind.elt_size_in_bytes() as f64;
     if spec.trainable {
         segment.trained = segment.trained + weights;
+        let master = if spec.kind == Kind::Float { 0 } else { 4 };
+        let moments = 2 * config.train.moments_dtype.kind().elt_size_in_bytes();
+        segment.optimizer_bytes = segment.optimizer_bytes + weights * (master + moments) as f64;
     }
-    if is_adapter {
+    if is_adapter(spec) {
         // Both products of an adapter come on top of the layer's.
-        let operations = Divided::whole(2.0 * numel);
+        let operations = Divided::whole(2.0 * weights.total());
         segment.operations = segment.operations + operations;
         if spec.trainable {
             segment.trained_operations = segment.trained_operations + operations;
         }
     }
+}
+
+/// The elements of a weight, by the ranks that divide them.
+fn who_has(spec: &WeightSpec, architecture: &Architecture, layout: &Layout) -> Divided {
+    let name = &spec.parameter.name;
+    let numel = spec.shape.iter().product::<i64>() as f64;
+    let experts = architecture.experts.as_ref().map(|experts| &experts.names);
+    let is_router = experts.is_some_and(|names| name.ends_with(&format!(".{}.weight", names.router)));
+    let is_expert = experts.is_some_and(|names| name.contains(&format!(".{}.", names.experts)));
+    let is_key = architecture.names.qkv[1..].iter().any(|key| !key.is_empty() && name.contains(key));
+    let is_shared = is_key && layout.tensor_ranks() > architecture.num_kv_heads as usize;
+    let position = architecture.names.position_embedding;
+    let is_position = !position.is_empty() && name.contains(position);
+    if is_expert && !is_adapter(spec) {
+        Divided { expert: numel, ..Divided::default() }
+    } else if spec.shape.len() < 2 || is_adapter(spec) || is_router || is_shared || is_position {
+        Divided::whole(numel)
+    } else {
+        Divided::tensor(numel)
+    }
+}
+
+fn is_adapter(spec: &WeightSpec) -> bool {
+    spec.parameter.name.contains(".lora_")
 }

@@ -13,8 +13,9 @@
 //! ahead than an eighth of the budget.) The other placements wait for the disk. Not counted: the reading of
 //! rows, checkpoints, evaluation.
 
+use std::rc::Rc;
+
 use gemini::placement::PlacementPolicy;
-use parallel::Mesh;
 use planner::Hardware;
 use planner::layout::Layout;
 use planner::rollout::{self, Rollout};
@@ -26,9 +27,9 @@ use serde::Serialize;
 
 use super::chunk_uses::{ChunkUses, DiskTraffic, ModelPieces, Phase, PhaseTraffic};
 use super::model_memory::{ModelBytes, PlannedModel};
-use super::peak_memory::{self, SequenceLengths};
+use super::peak_memory;
 use super::segments;
-use crate::config::RunConfig;
+use super::work::{PlannedRun, Work};
 use crate::config::section::Dtype;
 
 /// The bytes of a gradient that is written, read, and added to a sum that is read and written.
@@ -61,23 +62,15 @@ pub(crate) struct DtypeTime {
     pub(crate) seconds: f64,
 }
 
-/// The run whose time is predicted.
-#[derive(Clone, Copy)]
-pub(super) struct PlannedRun<'a> {
-    pub(super) config: &'a RunConfig,
-    pub(super) mesh: &'a Mesh,
-    pub(super) models: &'a [PlannedModel<'a>],
-    pub(super) state: &'a [ModelBytes],
-    pub(super) lengths: &'a SequenceLengths,
-}
-
 /// The passes of a step, on the hardware that they run on.
 struct Passes<'a> {
     run: PlannedRun<'a>,
     hardware: &'a Hardware,
     layout: Layout,
-    /// Each model with its numbers.
-    models: Vec<(&'a PlannedModel<'a>, Model)>,
+    /// The numbers of the models.
+    numbers: Rc<[Model]>,
+    /// Whether the schedule of a pipeline is run, and not only bounded from below.
+    is_exact: bool,
     /// Those without gradients.
     inference: f64,
     /// Those with gradients.
@@ -87,10 +80,7 @@ struct Passes<'a> {
 impl PlannedRun<'_> {
     /// Predicts the time of a step.
     pub(super) fn step_time(&self, hardware: &Hardware) -> anyhow::Result<StepTime> {
-        let mut passes = Passes::new(*self, hardware)?;
-        let has_rollout = self.lengths.new_tokens > 0;
-        if has_rollout { passes.add_iteration() } else { passes.add_supervised() }?;
-        let rollout = if has_rollout { passes.rollout()? } else { 0.0 };
+        let (passes, rollout) = self.passes(hardware, true)?;
         let update = self.updates(hardware);
         let training = &passes.training;
         let mut busy = [0.0; 3];
@@ -102,7 +92,7 @@ impl PlannedRun<'_> {
             Some(disk) => moved.read as f64 / disk.read + moved.written as f64 / disk.write,
             None => 0.0,
         };
-        let disk = self.disk_traffic().map(transfer);
+        let disk = self.disk_traffic()?.map(transfer);
         let is_overlapped = self.config.gemini.placement == PlacementPolicy::Auto;
         let phases = busy.iter().zip(disk);
         let seconds = phases.map(|(&busy, disk)| if is_overlapped { busy.max(disk) } else { busy + disk });
@@ -120,15 +110,34 @@ impl PlannedRun<'_> {
         })
     }
 
+    /// Never more than [`step_time`](Self::step_time) says, and told in much less time: no schedule of a
+    /// pipeline is run, and no disk is read.
+    pub(super) fn least_seconds(&self, hardware: &Hardware) -> anyhow::Result<f64> {
+        let (passes, rollout) = self.passes(hardware, false)?;
+        Ok(passes.inference + rollout + passes.training.total() + self.updates(hardware))
+    }
+
+    /// The passes of a step, and the seconds of the rollout before them.
+    fn passes<'a>(&'a self, hardware: &'a Hardware, is_exact: bool) -> anyhow::Result<(Passes<'a>, f64)> {
+        let mut passes = Passes::new(*self, hardware, is_exact)?;
+        if self.work.lengths.new_tokens == 0 {
+            passes.add_supervised()?;
+            return Ok((passes, 0.0));
+        }
+        passes.add_iteration()?;
+        let rollout = passes.rollout()?;
+        Ok((passes, rollout))
+    }
+
     fn trained(&self) -> impl Iterator<Item = (&PlannedModel<'_>, &ModelBytes)> {
-        self.models.iter().zip(self.state).filter(|(model, _)| model.is_trained)
+        self.work.models.iter().zip(self.state).filter(|(model, _)| model.is_trained)
     }
 
     /// The seconds of all optimizer steps beside their passes: gradients are added up, and weights updated.
     fn updates(&self, hardware: &Hardware) -> f64 {
-        let micro_batches = peak_memory::micro_batches(self.config, self.mesh, self.lengths) as f64;
-        let steps =
-            if self.lengths.new_tokens > 0 { self.config.ppo.steps_per_iteration() as f64 } else { 1.0 };
+        let lengths = self.work.lengths;
+        let micro_batches = peak_memory::micro_batches(self.config, self.mesh, lengths) as f64;
+        let steps = if lengths.new_tokens > 0 { self.config.ppo.steps_per_iteration() as f64 } else { 1.0 };
         let bytes = self.trained().map(|(_, state)| {
             let [weights, gradients, optimizer] =
                 [state.bytes.weights, state.bytes.gradients, state.bytes.optimizer].map(|bytes| bytes as f64);
@@ -139,28 +148,30 @@ impl PlannedRun<'_> {
     }
 
     /// What a step moves to and from the disk.
-    fn disk_traffic(&self) -> DiskTraffic {
-        let Some(budget) = self.config.gemini.device_memory else { return DiskTraffic::default() };
+    fn disk_traffic(&self) -> Result<DiskTraffic, models::Error> {
+        let Some(budget) = self.config.gemini.device_memory else { return Ok(DiskTraffic::default()) };
         let traffic = |mini_batches: usize| {
-            self.chunk_uses(mini_batches).disk_traffic(budget.0 as usize, self.config.gemini.placement)
+            let uses = self.chunk_uses(mini_batches)?;
+            Ok::<_, models::Error>(uses.disk_traffic(budget.0 as usize, self.config.gemini.placement))
         };
-        let once = traffic(1);
+        let once = traffic(1)?;
         let mini_batches = self.config.ppo.steps_per_iteration() as usize;
-        if self.lengths.new_tokens == 0 || mini_batches <= 1 {
-            return once;
+        if self.work.lengths.new_tokens == 0 || mini_batches <= 1 {
+            return Ok(once);
         }
         // Every further mini-batch moves as much as the second.
-        let twice = traffic(2);
+        let twice = traffic(2)?;
         let all = |one: usize, two: usize| one + (mini_batches - 1) * two.saturating_sub(one);
-        std::array::from_fn(|phase| {
+        Ok(std::array::from_fn(|phase| {
             let (once, twice) = (once[phase], twice[phase]);
             PhaseTraffic { read: all(once.read, twice.read), written: all(once.written, twice.written) }
-        })
+        }))
     }
 
     /// The chunks that each moment of a step needs; for PPO, with `mini_batches` mini-batches.
-    pub(super) fn chunk_uses(&self, mini_batches: usize) -> ChunkUses {
-        let Self { config, mesh, models, state, lengths } = *self;
+    pub(super) fn chunk_uses(&self, mini_batches: usize) -> Result<ChunkUses, models::Error> {
+        let Self { config, mesh, work: Work { models, numbers, lengths, .. }, state } = *self;
+        let numbers = numbers.of(&segments::layout(config, mesh))?;
         let mut uses = ChunkUses::default();
         let add = |(model, state)| uses.add_model((mesh, config.parallel.zero), model, state);
         let pieces: Vec<ModelPieces> = models.iter().zip(state).map(add).collect();
@@ -174,7 +185,8 @@ impl PlannedRun<'_> {
             let frozen = models.iter().zip(&pieces).filter(|(model, _)| !model.is_trained);
             frozen.for_each(|(_, pieces)| uses.add_forward_pass(pieces));
         }
-        for (model, pieces) in models.iter().zip(&pieces).filter(|(model, _)| model.is_trained) {
+        let trained = models.iter().zip(&*numbers).zip(&pieces).filter(|((model, _), _)| model.is_trained);
+        for (model, pieces) in trained {
             if lengths.before_step.is_some() {
                 uses.add_forward_pass(pieces);
             }
@@ -182,24 +194,31 @@ impl PlannedRun<'_> {
             let steps = if has_rollout { mini_batches } else { 1 };
             (0..steps).for_each(|_| uses.add_training_step(pieces, &tensors));
         }
-        uses
+        Ok(uses)
     }
 }
 
 impl<'a> Passes<'a> {
-    fn new(run: PlannedRun<'a>, hardware: &'a Hardware) -> anyhow::Result<Self> {
+    fn new(run: PlannedRun<'a>, hardware: &'a Hardware, is_exact: bool) -> anyhow::Result<Self> {
         let layout = segments::layout(run.config, run.mesh);
-        let models = run.models.iter().map(|model| Ok((model, segments::model(model, run.config, &layout)?)));
-        let models = models.collect::<anyhow::Result<_>>()?;
-        Ok(Self { run, hardware, layout, models, inference: 0.0, training: StepSeconds::default() })
+        let numbers = run.work.numbers.of(&layout)?;
+        Ok(Self {
+            run,
+            hardware,
+            layout,
+            numbers,
+            is_exact,
+            inference: 0.0,
+            training: StepSeconds::default(),
+        })
     }
 
     /// The passes of a step on rows.
     fn add_supervised(&mut self) -> anyhow::Result<()> {
-        let lengths = self.run.lengths;
+        let Work { models, lengths, .. } = self.run.work;
         let batch = self.run.config.train.batch_size() as f64;
-        for index in 0..self.models.len() {
-            if !self.models[index].0.is_trained {
+        for (index, model) in models.iter().enumerate() {
+            if !model.is_trained {
                 self.score(index, lengths.row, batch)?;
                 continue;
             }
@@ -213,7 +232,7 @@ impl<'a> Passes<'a> {
 
     /// The passes of an iteration on the replies of a rollout.
     fn add_iteration(&mut self) -> anyhow::Result<()> {
-        let (config, lengths) = (self.run.config, self.run.lengths);
+        let (config, Work { models, lengths, .. }) = (self.run.config, self.run.work);
         let ppo = &config.ppo;
         let replies = (ppo.rollout_batch_size * ppo.samples_per_prompt) as f64;
         let sequence = lengths.row.continued(lengths.new_tokens as f64);
@@ -221,8 +240,7 @@ impl<'a> Passes<'a> {
         let all_epochs = (ppo.rollout_batch_size * learned_per_prompt * ppo.epochs) as f64;
         // Every replica checks one micro-batch of the sampler's log-probabilities.
         let checked = replies.min((self.layout.replicas() * config.train.micro_batch_size) as f64);
-        for index in 0..self.models.len() {
-            let model = self.models[index].0;
+        for (index, model) in models.iter().enumerate() {
             let scored = match model.role {
                 "policy" if lengths.learned_per_prompt.is_some() => 0.0,
                 "policy" if ppo.old_logprobs == OldLogprobs::Sampler => checked,
@@ -235,7 +253,7 @@ impl<'a> Passes<'a> {
                 self.train(index, sequence, all_epochs)?;
             }
         }
-        let trained = self.models.iter().position(|(model, _)| model.is_trained);
+        let trained = models.iter().position(|model| model.is_trained);
         if let Some((index, ptx)) = trained.zip(lengths.ptx) {
             self.train(index, ptx, all_epochs)?;
         }
@@ -246,7 +264,7 @@ impl<'a> Passes<'a> {
     fn score(&mut self, index: usize, row: RowTokens, count: f64) -> anyhow::Result<()> {
         if count > 0.0 {
             let batch = self.batch(row, count);
-            self.inference += step::inference(&self.models[index].1, batch, &self.layout, self.hardware)?;
+            self.inference += step::inference(&self.numbers[index], batch, &self.layout, self.hardware)?;
         }
         Ok(())
     }
@@ -254,10 +272,11 @@ impl<'a> Passes<'a> {
     /// Adds the forward and backward passes of a model over `count` rows, in as many optimizer steps as they
     /// are for.
     fn train(&mut self, index: usize, row: RowTokens, count: f64) -> anyhow::Result<()> {
-        let step_rows = peak_memory::step_rows(self.run.config, self.run.lengths) as f64;
+        let step_rows = peak_memory::step_rows(self.run.config, self.run.work.lengths) as f64;
         let steps = (count / step_rows).max(1.0);
         let batch = self.batch(row, count / steps);
-        let step = step::training(&self.models[index].1, batch, &self.layout, self.hardware)?;
+        let training = if self.is_exact { step::training } else { step::training_at_least };
+        let step = training(&self.numbers[index], batch, &self.layout, self.hardware)?;
         self.training.add(&step, steps);
         Ok(())
     }
@@ -268,16 +287,15 @@ impl<'a> Passes<'a> {
 
     /// The seconds in which the first model, the policy, replies to the prompts.
     fn rollout(&self) -> anyhow::Result<f64> {
-        let (config, lengths) = (self.run.config, self.run.lengths);
-        let (policy, model) = &self.models[0];
+        let (config, Work { models, lengths, .. }) = (self.run.config, self.run.work);
         let rollout = Rollout {
             prompt: lengths.row,
             replies: (config.ppo.rollout_batch_size * config.ppo.samples_per_prompt) as f64,
             concurrent: config.ppo.rollout_micro_batch_size.unwrap_or(usize::MAX),
             new_tokens: lengths.new_tokens as f64,
-            vocab_size: policy.config.architecture().vocab_size as f64,
+            vocab_size: models[0].config.architecture().vocab_size as f64,
         };
-        let seconds = rollout::seconds(model, rollout, &self.layout, self.hardware)?;
+        let seconds = rollout::seconds(&self.numbers[0], rollout, &self.layout, self.hardware)?;
         let is_copied = peak_memory::decodes_with_a_copy(config);
         let weights = self.run.state[0].bytes.weights as f64;
         let copy = if is_copied { 2.0 * weights / self.hardware.device.memory_copy } else { 0.0 };
@@ -294,7 +312,10 @@ mod tests {
     use tch::Kind;
 
     use super::*;
+    use crate::config::RunConfig;
     use crate::launch;
+    use crate::stage::peak_memory::SequenceLengths;
+    use crate::stage::segments::Numbers;
 
     const CONFIG: &str = r#"{
       "model_type": "llama", "vocab_size": 32, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
@@ -327,7 +348,15 @@ mod tests {
         let state = [ModelBytes { role: "policy", bytes }];
         let mesh = launch::mesh(&config.parallel, 0, processes).unwrap();
         let lengths = lengths(new_tokens);
-        let run = PlannedRun { config, mesh: &mesh, models: &models, state: &state, lengths: &lengths };
+        let numbers = Numbers::new(config, &models);
+        let work = Work {
+            models: &models,
+            numbers: &numbers,
+            lengths: &lengths,
+            program_bytes: 0,
+            machine_bytes: None,
+        };
+        let run = PlannedRun { config, mesh: &mesh, work, state: &state };
         run.step_time(&planner::hardware::round_numbers()).unwrap()
     }
 

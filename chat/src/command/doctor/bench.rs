@@ -8,6 +8,7 @@
 //! | activations | `silu` of the output of a layer |
 //! | memory | the sum over a large tensor; a copy of it |
 //! | disk | direct transfers of a scratch file with 64 requests in flight |
+//! | program | the memory of this process, when all of the above has run and no tensor is left |
 //! | link | all-reduces of few and of many bytes by two ranks of this process, over shared memory |
 //!
 //! Products and memory: the median of several repetitions after one that warms up. The disk: all bytes over
@@ -25,7 +26,7 @@ use parallel::comm::{ProcessGroup, Reduction};
 use parallel::disk::{DiskFile, DiskQueue, QUEUE_DEPTH, REQUEST_BYTES};
 use parallel::kernels::linear;
 use parallel::rendezvous::open_store;
-use parallel::{RankInfo, SysError, Transport, World, autograd, launch};
+use parallel::{RankInfo, SysError, Transport, World, autograd, launch, memory};
 use planner::Hardware;
 use planner::hardware::{DecodeSpeed, Device, Disk, DtypeSpeed, Link, MATMUL_ROWS, MatmulSpeed};
 use tch::{Kind, Tensor, no_grad};
@@ -60,12 +61,13 @@ const LINK_TIMEOUT: Duration = Duration::from_secs(20);
 /// Measures this machine with the threads of this process, and the disk of `folder`.
 pub(super) fn measure(folder: &Path) -> anyhow::Result<Hardware> {
     let (disk, link) = (disk(folder)?, link()?);
-    let [memory_read, memory_copy] = memory();
-    let device = no_grad(|| Device {
+    let [memory_read, memory_copy] = memory_speeds();
+    let mut device = no_grad(|| Device {
         name: processor_name(),
         threads: Some(usize::try_from(tch::get_num_threads()).unwrap_or(1)),
         cores: Some(launch::cores()),
-        memory: parallel::memory::total_bytes().unwrap_or(0),
+        memory: memory::total_bytes().unwrap_or(0),
+        program: None,
         memory_read,
         memory_copy,
         attention: in_each_dtype(attention),
@@ -73,6 +75,9 @@ pub(super) fn measure(folder: &Path) -> anyhow::Result<Hardware> {
         matmul: WIDTHS.map(matmul).to_vec(),
         decode: DECODE_ROWS.iter().flat_map(|&rows| WIDTHS.map(|width| decode(rows, width))).collect(),
     });
+    // What is there after all kernels have run, and no tensor is left.
+    memory::release_free_heap();
+    device.program = Some(memory::rss_bytes()).filter(|&bytes| bytes > 0);
     let source = format!("measured by colossal-chat {} with `doctor --bench`", env!("CARGO_PKG_VERSION"));
     Ok(Hardware { source, device, disk: Some(disk), links: vec![link] })
 }
@@ -201,7 +206,7 @@ fn elementwise(kind: Kind) -> f64 {
 }
 
 /// The bytes per second of reading and of copying.
-fn memory() -> [f64; 2] {
+fn memory_speeds() -> [f64; 2] {
     let source = Tensor::ones([MEMORY_BYTES / 4], (Kind::Float, tch::Device::Cpu));
     let mut target = source.zeros_like();
     let bytes = MEMORY_BYTES as f64;

@@ -1,0 +1,483 @@
+//! `plan --search`: the layouts of a number of ranks in which a step of a stage is fastest.
+//!
+//! What is chosen: the size of each axis of the mesh, the mode of sequence parallelism, the stage of ZeRO, the
+//! schedule of the pipeline, activation checkpointing, and the micro-batch. The rows of a step stay as they
+//! are. Every layout is one that `plan` predicts to fit into the memory of a rank, and its seconds are those
+//! that `plan` predicts of it. [`planner::search`] says how the best are found.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+
+use gemini::StateBytes;
+use models::decoder::build;
+use parallel::pipeline::ScheduleKind;
+use parallel::{Axis, Mesh, ProcessGroups};
+use planner::layout::SequenceMode as PlannedSequence;
+use planner::search::{Candidate, Space};
+use planner::{Hardware, search};
+use serde::Serialize;
+use text::number;
+
+use super::fit;
+use super::model_memory::ModelBytes;
+use super::model_parallel::model_parallel;
+use super::peak_memory::{self, PeakMemory};
+use super::quantities;
+use super::segments;
+use super::step_time::StepTime;
+use super::work::{PlannedRun, Work};
+use crate::config::section::SequenceMode;
+use crate::config::{Difference, RunConfig, StageSchema, differences};
+use crate::launch;
+
+/// How many layouts are told.
+const KEPT: usize = 5;
+/// The schedules of a pipeline, with the stages of a rank where these are open.
+const SCHEDULES: [(ScheduleKind, usize); 6] = [
+    (ScheduleKind::OneForwardOneBackward, 1),
+    (ScheduleKind::GPipe, 1),
+    (ScheduleKind::Interleaved, 2),
+    (ScheduleKind::Interleaved, 4),
+    (ScheduleKind::ZeroBubbleH1, 1),
+    (ScheduleKind::ZeroBubbleV, 2),
+];
+/// More tensor ranks than these have no bandwidth between them on any cluster.
+const MOST_TENSOR_RANKS: usize = 64;
+
+/// What a search has found.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Found {
+    /// The device of a rank.
+    device: String,
+    /// The number of ranks.
+    ranks: usize,
+    /// The number of layouts that were compared.
+    layouts: usize,
+    /// The memory of a rank, in bytes.
+    available: Option<usize>,
+    /// The fastest layouts, the best first.
+    fastest: Vec<FastLayout>,
+}
+
+/// A layout with what is predicted of it.
+#[derive(Clone, Debug, Serialize)]
+struct FastLayout {
+    #[serde(skip)]
+    mesh: Mesh,
+    /// The keys of the run file, with their values.
+    settings: BTreeMap<String, String>,
+    /// The seconds of a step.
+    step_time: StepTime,
+    /// The peak of the rank that needs most.
+    peak_memory: PeakMemory,
+    /// Its weights, gradients and optimizer state.
+    memory: Vec<ModelBytes>,
+}
+
+/// The search for the layouts of a stage.
+struct Search<'a> {
+    stage: &'a StageSchema,
+    config: &'a RunConfig,
+    work: Work<'a>,
+    hardware: &'a Hardware,
+    ranks: usize,
+    /// Whether the models can be divided so, by the sizes of the axes that divide them.
+    divides: RefCell<HashMap<Division, bool>>,
+}
+
+/// What divides a model: everything but the data axis.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Division {
+    pipeline: usize,
+    schedule: (ScheduleKind, usize),
+    expert: usize,
+    sequence: (PlannedSequence, usize),
+    tensor: usize,
+}
+
+/// Finds the fastest layouts of `ranks` ranks on the hardware.
+pub(super) fn fastest(
+    (stage, config): (&StageSchema, &RunConfig),
+    work: Work<'_>,
+    hardware: &Hardware,
+    ranks: usize,
+) -> anyhow::Result<Found> {
+    let search = Search { stage, config, work, hardware, ranks, divides: RefCell::default() };
+    let mut candidates = search.space().candidates();
+    candidates.retain(|candidate| search.is_possible(candidate));
+    let layouts = candidates.len();
+    let bound = |candidate: &Candidate| search.least_seconds(candidate);
+    let exact = |candidate: &Candidate| search.predict(candidate);
+    let found = search::best(candidates, KEPT, bound, exact)?;
+    let mut fastest = Vec::new();
+    for (candidate, known) in found {
+        fastest.push(FastLayout { settings: search.settings(&candidate)?, ..known });
+    }
+    Ok(Found { device: device_name(hardware), ranks, layouts, available: work.machine_bytes, fastest })
+}
+
+impl Search<'_> {
+    fn space(&self) -> Space {
+        let architectures = || self.work.models.iter().map(|model| model.config.architecture());
+        let layers = architectures().map(|model| model.num_layers).max().unwrap_or(1);
+        let heads = architectures().map(|model| model.num_heads).min().unwrap_or(1);
+        let experts =
+            architectures().filter_map(|model| model.experts.as_ref()).map(|experts| experts.num_experts);
+        let factors =
+            |most: usize| (1..=most.min(self.ranks)).filter(|&size| self.ranks.is_multiple_of(size));
+        // Predictions divide a model evenly.
+        let divides_heads =
+            |&size: &usize| architectures().all(|model| (model.num_heads as usize).is_multiple_of(size));
+        let rows = peak_memory::step_rows(self.config, self.work.lengths);
+        Space {
+            ranks: self.ranks,
+            tensor: factors((heads as usize).min(MOST_TENSOR_RANKS)).filter(divides_heads).collect(),
+            // The embedding and the head are segments, too.
+            most_stages: layers as usize + 2,
+            expert: factors(experts.max().unwrap_or(1) as usize).collect(),
+            sequence: vec![
+                PlannedSequence::None,
+                PlannedSequence::Megatron,
+                PlannedSequence::Ulysses,
+                PlannedSequence::Ring,
+            ],
+            most_sequence_ranks: self.work.lengths.longest.max(1),
+            zero: vec![0, 1, 2, 3],
+            schedules: SCHEDULES.to_vec(),
+            recomputes: vec![false, true],
+            rows,
+            micro_batch_sizes: self.micro_batch_sizes(rows),
+        }
+    }
+
+    /// Powers of two, and the one of the run file. In a supervised stage they divide the rows of a step.
+    fn micro_batch_sizes(&self, rows: usize) -> Vec<usize> {
+        let own = self.config.train.micro_batch_size;
+        let powers = std::iter::successors(Some(1), |size| Some(2 * size)).take_while(|&size| size <= rows);
+        let mut sizes: Vec<usize> = powers.chain([own]).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes.retain(|&size| self.stage.has_rollouts || rows.is_multiple_of(size));
+        sizes
+    }
+
+    /// Whether the models can be divided so.
+    fn is_possible(&self, candidate: &Candidate) -> bool {
+        let layout = &candidate.layout;
+        let division = Division {
+            pipeline: layout.size(Axis::Pipeline),
+            schedule: (layout.schedule, layout.chunks),
+            expert: layout.size(Axis::Expert),
+            sequence: (layout.sequence, layout.size(Axis::Sequence)),
+            tensor: layout.size(Axis::Tensor),
+        };
+        if let Some(&known) = self.divides.borrow().get(&division) {
+            return known;
+        }
+        let mut config = self.configuration(candidate);
+        config.parallel.data = Some(1);
+        let ranks = layout.mesh.world_size() / layout.size(Axis::Data);
+        let is_possible = launch::mesh(&config.parallel, 0, ranks).is_ok_and(|mesh| {
+            // The first and the last rank have the first and the last stage, heads and experts.
+            let splits = [0, ranks - 1]
+                .map(|rank| model_parallel(&config, &ProcessGroups::fake(&mesh.for_rank(rank))));
+            let models = || self.work.models.iter().map(|model| model.config);
+            splits.iter().all(|split| models().all(|model| build::check_model_parallel(model, split).is_ok()))
+        });
+        self.divides.borrow_mut().insert(division, is_possible);
+        is_possible
+    }
+
+    /// The run file with the layout of a candidate.
+    fn configuration(&self, candidate: &Candidate) -> RunConfig {
+        let Candidate { layout, micro_batch_size } = candidate;
+        let mut config = self.config.clone();
+        let rows = config.train.batch_size();
+        let parallel = &mut config.parallel;
+        parallel.data = Some(layout.size(Axis::Data));
+        parallel.pipeline.size = layout.size(Axis::Pipeline);
+        parallel.pipeline.schedule = layout.schedule;
+        parallel.pipeline.chunks = layout.chunks;
+        parallel.expert.size = layout.size(Axis::Expert);
+        parallel.tensor.size = layout.size(Axis::Tensor);
+        parallel.sequence.size = layout.size(Axis::Sequence);
+        parallel.sequence.mode = match layout.sequence {
+            PlannedSequence::None => SequenceMode::None,
+            PlannedSequence::Megatron => SequenceMode::Megatron,
+            PlannedSequence::Ulysses => SequenceMode::Ulysses,
+            PlannedSequence::Ring => SequenceMode::Ring,
+        };
+        parallel.zero = layout.zero.try_into().expect("the space has the stages of ZeRO");
+        config.train.micro_batch_size = *micro_batch_size;
+        if !self.stage.has_rollouts {
+            config.train.gradient_accumulation_steps = rows / micro_batch_size;
+        }
+        config.train.activation_checkpointing = layout.recomputes;
+        config
+    }
+
+    /// Never more seconds than a step of the candidate is predicted to take.
+    fn least_seconds(&self, candidate: &Candidate) -> anyhow::Result<f64> {
+        let config = self.configuration(candidate);
+        let mesh = &candidate.layout.mesh;
+        let state = of_fullest_rank(&config, mesh, self.work)?;
+        PlannedRun { config: &config, mesh, work: self.work, state: &state }.least_seconds(self.hardware)
+    }
+
+    /// What is predicted of a candidate with its seconds; `None` if it does not fit.
+    fn predict(&self, candidate: &Candidate) -> anyhow::Result<Option<(f64, FastLayout)>> {
+        let config = self.configuration(candidate);
+        let mesh = &candidate.layout.mesh;
+        let state = of_fullest_rank(&config, mesh, self.work)?;
+        // Most layouts of a large model do not hold its state, which is known at once.
+        let held = state.iter().map(|model| model.bytes.total()).sum::<usize>() + self.work.program_bytes;
+        let has_budget = config.gemini.device_memory.is_some();
+        if !has_budget && self.work.machine_bytes.is_some_and(|available| held > available) {
+            return Ok(None);
+        }
+        let run = PlannedRun { config: &config, mesh, work: self.work, state: &state };
+        if fit::lacks_beside(run)?.is_some() {
+            return Ok(None);
+        }
+        let step_time = run.step_time(self.hardware)?;
+        let peak_memory = peak_memory::predict(run)?;
+        let (mesh, settings) = (mesh.clone(), BTreeMap::new());
+        let found = FastLayout { mesh, settings, step_time, peak_memory, memory: state };
+        Ok(Some((step_time.seconds, found)))
+    }
+
+    /// The keys of the run file that the layout changes.
+    fn settings(&self, candidate: &Candidate) -> anyhow::Result<BTreeMap<String, String>> {
+        let mut config = self.configuration(candidate);
+        // What the number of ranks leaves for it.
+        config.parallel.data = self.config.parallel.data;
+        let [was, now] = [self.config.to_toml(self.stage)?, config.to_toml(self.stage)?];
+        let changed = differences(&was, &now, &[])?.into_iter();
+        Ok(changed.map(|Difference { key, now, .. }| (key, now.trim_matches('"').to_owned())).collect())
+    }
+}
+
+/// The weights, gradients and optimizer state of each model in the rank that needs most, from the numbers of
+/// the models alone: what is rounded up where a size does not divide is not counted.
+fn of_fullest_rank(
+    config: &RunConfig,
+    mesh: &Mesh,
+    work: Work<'_>,
+) -> Result<Vec<ModelBytes>, models::Error> {
+    let layout = segments::layout(config, mesh);
+    let numbers = work.numbers.of(&layout)?;
+    let states: Vec<Vec<planner::state::StateBytes>> =
+        numbers.iter().map(|model| planner::state::of_ranks(model, &layout)).collect();
+    let total = |rank: usize| states.iter().map(|ranks| ranks[rank].total()).sum::<f64>();
+    let fullest = (0..mesh.size(Axis::Pipeline)).max_by(|&left, &right| total(left).total_cmp(&total(right)));
+    let fullest = fullest.expect("a pipeline has a rank");
+    let bytes = work.models.iter().zip(&states).map(|(model, ranks)| {
+        let state = ranks[fullest];
+        let [weights, gradients, optimizer] =
+            [state.weights, state.gradients, state.optimizer].map(|bytes| bytes as usize);
+        ModelBytes { role: model.role, bytes: StateBytes { weights, gradients, optimizer } }
+    });
+    Ok(bytes.collect())
+}
+
+fn device_name(hardware: &Hardware) -> String {
+    let name = &hardware.device.name;
+    let threads = hardware.device.threads;
+    threads.map_or_else(
+        || name.clone(),
+        |threads| format!("{name}, {}", number::counted(threads as u64, "thread")),
+    )
+}
+
+impl Found {
+    /// The layouts as lines of text.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let Self { device, ranks, layouts, available, fastest } = self;
+        let fit = available.map_or_else(String::new, |bytes| format!(" that fit into {}", mebibytes(bytes)));
+        let of = format!(
+            "{} of {}",
+            number::counted(*layouts as u64, "layout"),
+            number::counted(*ranks as u64, "rank")
+        );
+        if fastest.is_empty() {
+            return vec![format!(
+                "search: of {of} on {device}, there are none{fit}: take more ranks, shorter rows \
+                                 ([data] max_length) or adapters ([model.lora])"
+            )];
+        }
+        let mut lines = vec![format!("search: the fastest of {of} on {device}{fit}:")];
+        for (index, layout) in fastest.iter().enumerate() {
+            lines.push(format!("  {}. {}", index + 1, layout.summary()));
+            lines.push(format!("     {}", layout.reasons(*available)));
+            let sets: Vec<String> =
+                layout.settings.iter().map(|(key, value)| format!("--set {key}={value}")).collect();
+            if !sets.is_empty() {
+                lines.push(format!("     {}", sets.join(" ")));
+            }
+        }
+        lines
+    }
+}
+
+impl FastLayout {
+    fn summary(&self) -> String {
+        let axes = self.mesh.axes_in_use().map(|axis| format!("{} {}", axis.name(), self.mesh.size(axis)));
+        let mut axes = axes.collect::<Vec<_>>().join(", ");
+        if axes.is_empty() {
+            "one rank".clone_into(&mut axes);
+        }
+        format!("{}: {axes}", quantities::in_seconds(self.step_time.seconds))
+    }
+
+    /// What the seconds and the bytes are made of, the largest parts first.
+    fn reasons(&self, available: Option<usize>) -> String {
+        let StepTime { seconds, computation, communication, waiting, rollout, update, disk } = self.step_time;
+        let spent = largest_parts(
+            seconds,
+            [
+                (computation, "computation"),
+                (communication, "communication"),
+                (waiting, "waiting in the pipeline"),
+                (rollout, "rollout"),
+                (update, "updates"),
+                (disk, "disk"),
+            ],
+        );
+        let sum = |part: fn(&ModelBytes) -> usize| self.memory.iter().map(part).sum::<usize>() as f64;
+        let PeakMemory { activations, logits, rollout, program, total, .. } = self.peak_memory;
+        let held = largest_parts(
+            total as f64,
+            [
+                (sum(|model| model.bytes.weights), "weights"),
+                (sum(|model| model.bytes.gradients), "gradients"),
+                (sum(|model| model.bytes.optimizer), "optimizer state"),
+                ((activations - logits) as f64, "activations"),
+                (logits as f64, "logits"),
+                (rollout as f64, "rollout"),
+                (program as f64, "program"),
+            ],
+        );
+        let of = available.map_or_else(String::new, |bytes| format!(" of {}", mebibytes(bytes)));
+        format!("{spent}; {}{of}: {held}", mebibytes(total))
+    }
+}
+
+/// The parts of a whole that are at least a hundredth of it, in percent.
+fn largest_parts<const N: usize>(whole: f64, mut parts: [(f64, &str); N]) -> String {
+    parts.sort_by(|(left, _), (right, _)| right.total_cmp(left));
+    let percent = |(part, name): &(f64, &str)| {
+        let percent = (100.0 * part / whole).round();
+        (percent >= 1.0).then(|| format!("{percent} % {name}"))
+    };
+    parts.iter().filter_map(percent).collect::<Vec<_>>().join(", ")
+}
+
+fn mebibytes(bytes: usize) -> String {
+    quantities::mebibytes(&[bytes as u64])
+}
+
+#[cfg(test)]
+mod tests {
+    use models::config::Config;
+    use models::decoder::HeadKind;
+    use planner::segment::RowTokens;
+    use tch::Kind;
+
+    use super::*;
+    use crate::stage::model_memory::{PlannedModel, of_fullest_process};
+    use crate::stage::peak_memory::SequenceLengths;
+    use crate::stage::segments::Numbers;
+    use crate::stage::sft;
+
+    /// Sizes that four divides; four layers.
+    fn model(family: &str) -> Config {
+        let text = format!(
+            r#"{{
+              "model_type": "{family}", "vocab_size": 512, "max_position_embeddings": 64, "hidden_size": 64,
+              "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64, "ffn_dim": 128, "num_local_experts": 4,
+              "num_experts_per_tok": 2
+            }}"#
+        );
+        Config::from_json(&text, "test").unwrap()
+    }
+
+    /// Calls `check` with a search over the layouts of `ranks` ranks for a step of 8 rows.
+    fn with_search(family: &str, kind: Kind, ranks: usize, check: impl FnOnce(&Search<'_>)) {
+        let model = model(family);
+        let models = [PlannedModel::trained("model", &model, HeadKind::Vocabulary, kind)];
+        let mut config = RunConfig::default();
+        config.train.micro_batch_size = 2;
+        config.train.gradient_accumulation_steps = 4;
+        let row = RowTokens { tokens: 32.0, squares: 1024.0, predicted: 32.0 };
+        let lengths = SequenceLengths {
+            mean: 32.0,
+            longest: 32,
+            num_rows: 64,
+            per_row: 1,
+            row,
+            ..SequenceLengths::default()
+        };
+        let numbers = Numbers::new(&config, &models);
+        // A little more than what the smallest layouts need.
+        let (program_bytes, machine_bytes) = (0, Some(3 << 20));
+        let work =
+            Work { models: &models, numbers: &numbers, lengths: &lengths, program_bytes, machine_bytes };
+        let hardware = planner::hardware::round_numbers();
+        let (stage, divides) = (&sft::STAGE.schema, RefCell::default());
+        check(&Search { stage, config: &config, work, hardware: &hardware, ranks, divides });
+    }
+
+    #[test]
+    fn the_numbers_of_a_model_have_the_state_that_its_tensors_have() {
+        for (family, kind) in [
+            ("llama", Kind::Float),
+            ("gpt2", Kind::Float),
+            ("mixtral", Kind::BFloat16),
+            ("opt", Kind::BFloat16),
+        ] {
+            with_search(family, kind, 4, |search| {
+                let mut candidates = search.space().candidates();
+                candidates.retain(|candidate| search.is_possible(candidate));
+                let mut meshes = 0;
+                for candidate in candidates.iter().filter(|candidate| candidate.micro_batch_size == 1) {
+                    let config = search.configuration(candidate);
+                    let mesh = &candidate.layout.mesh;
+                    let models = search.work.models;
+                    let [planned, counted] = [
+                        of_fullest_rank(&config, mesh, search.work).unwrap(),
+                        of_fullest_process(&config, mesh, models).unwrap(),
+                    ]
+                    .map(|state| state[0].bytes.total() as f64);
+                    let off = (planned / counted - 1.0).abs();
+                    // Numbers count biases whole, of which ranks divide some.
+                    assert!(off < 0.03, "{family} {mesh} {:?}: {planned}, {counted}", candidate.layout);
+                    meshes += 1;
+                }
+                assert!(meshes > 50, "{meshes}");
+            });
+        }
+    }
+
+    #[test]
+    fn the_best_are_those_of_all_layouts_and_no_bound_is_above_its_seconds() {
+        with_search("llama", Kind::Float, 4, |search| {
+            let mut candidates = search.space().candidates();
+            candidates.retain(|candidate| search.is_possible(candidate));
+            let mut all = Vec::new();
+            for candidate in &candidates {
+                let Some((seconds, _)) = search.predict(candidate).unwrap() else { continue };
+                let least = search.least_seconds(candidate).unwrap();
+                assert!(least <= seconds * (1.0 + 1e-9), "{candidate:?}: {least} above {seconds}");
+                all.push(seconds);
+            }
+            assert!(all.len() > 20 && all.len() < candidates.len(), "{} of {}", all.len(), candidates.len());
+            all.sort_by(f64::total_cmp);
+
+            let Search { stage, config, work, hardware, ranks, .. } = *search;
+            let found = fastest((stage, config), work, hardware, ranks).unwrap();
+            let seconds: Vec<f64> = found.fastest.iter().map(|layout| layout.step_time.seconds).collect();
+            assert_eq!(seconds, all[..KEPT]);
+        });
+    }
+}
