@@ -19,6 +19,9 @@ RANK = 16
 LORA = [f"model.lora.r={RANK}", f"model.lora.lora_alpha={2 * RANK}"]
 FACTORS = [1, 3, 10]
 ROUNDS = 3
+# What SFT trains beside its adapters: rows of the embedding, which is the head, too. The base model has never seen the
+# tokens that begin and end a message.
+ROWS = {"rows of the template's tokens": [3, 4], "rows of all tokens": list(range(512))}
 # The settings of a run that shows what a step takes. The policy learns from the first iteration on.
 SHORT = {
     "sft": ["train.steps=40", "log.every=1"],
@@ -39,10 +42,13 @@ def main():
         return print(costs(options, first, folders[first]))
     sweep = choose_factors(options, first, folders[first])
     factors = {name: max(found, key=found.get) for name, found in sweep.items()}
-    scores = {seed: compare(options, seed, demo, factors) for seed, demo in folders.items()}
+    scores = {
+        seed: compare(options, seed, demo, factors) | compare_rows(options, seed, demo, factors["SFT"])
+        for seed, demo in folders.items()
+    }
     took = costs(options, first, folders[first])
     rows = [
-        {"seed": seed, "name": name, "scores": found, "cost": took[name]}
+        {"seed": seed, "name": name, "scores": found, "cost": took.get(name)}
         for seed, models in scores.items() for name, found in models.items()
     ]
     PAGE.write_text(page(rows, list(folders), sweep))
@@ -92,6 +98,15 @@ def compare(options, seed, demo, factors):
     return demos.evaluate(options, str(seed), models, demo)
 
 
+def compare_rows(options, seed, demo, factor):
+    """The scores of SFT with adapters that trains rows of the embedding beside them."""
+    models = {}
+    for index, (name, tokens) in enumerate(ROWS.items()):
+        settings = [*LORA, f"train.lr={factor * RATES['SFT']:g}", f"model.lora.trainable_token_indices={tokens}"]
+        models[f"SFT, LoRA, {name}"] = of_demo(options, f"lora-sft-{seed}-rows-{index}", "sft", demo, settings) / "final"
+    return demos.evaluate(options, f"rows-{seed}", models, demo)
+
+
 def costs(options, seed, demo):
     """What each method takes by name: seconds of all its steps, by the median step of short runs, and the largest peak."""
     runs = {}
@@ -106,6 +121,11 @@ def costs(options, seed, demo):
         label: demos.costs_together(*(demos.costs_of(options, found, steps[stage]) for stage, found in stages.items()))
         for label, stages in runs.items()
     }
+
+
+def baselines():
+    """The name of the full method by that of each with adapters."""
+    return {f"{name}, LoRA": name for name in RATES} | {f"SFT, LoRA, {name}": "SFT" for name in ROWS}
 
 
 def steps_of(run):
@@ -123,7 +143,13 @@ def page(rows, seeds, sweep):
         "The reward model of PPO with adapters is an adapter too, so its policy, reference, critic and reward model share one copy",
         "of the weights. The verifier counts exact matches of the answers to 1,000 held-out questions. Percent, with 95 %",
         "intervals: of a seed by its questions, of the means by the seeds.", "",
-        *demos.score_tables(rows, seeds, {f"{name}, LoRA": name for name in RATES}, "above full"),
+        *demos.score_tables(rows, seeds, baselines(), "above full"),
+        "## What adapters cannot learn", "",
+        "Adapters leave the embedding as it is, and in this model the embedding is the head, too. The base model has read texts",
+        "without a chat template, so the rows of the tokens that begin and end a message are random: SFT with adapters alone hardly",
+        "learns to end an answer, and its sampled answers go on. DPO and PPO start from the SFT model, whose rows were trained.",
+        "`trainable_token_indices` trains rows beside the adapters: those of the template's two tokens (3 and 4), or all 512, and",
+        "full fine-tuning has nothing more than these but the norms. A template that *adds* tokens gets their rows without the setting ([docs/adapters.md](adapters.md#rows-of-single-tokens)); these were in the vocabulary already.", "",
         "## Preferences, time and memory", "",
         "Preferences are how often a model finds the better one of two held-out replies more likely. Seconds are of all steps, by",
         f"the median step of {ROUNDS} short runs, in full and with adapters in turn; the peak is of the process. PPO includes its",

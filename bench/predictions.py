@@ -128,7 +128,8 @@ def measure(bench, name, shape, stage, processes, settings):
         (run / "stderr.log").write_text(log)
     plan = json.loads((run / "plan.json").read_text())
     seconds = [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    peaks = re.search(r"peak memory[^:]*: ([\d, ]+) MiB", (run / "stderr.log").read_text())[1]
+    # The last one; the first one is that of the loaded models.
+    peaks = re.findall(r"peak memory[^:]*: ([\d, ]+) MiB", (run / "stderr.log").read_text())[-1]
     return {
         "predicted_mib": plan["peak_memory"]["total"] / 2**20, "mib": max(map(int, peaks.split(", "))),
         "predicted_seconds": plan["step_time"]["seconds"], "seconds": statistics.median(seconds[SKIPPED:]),
