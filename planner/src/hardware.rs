@@ -8,7 +8,7 @@
 //! threads = 2                                              # of an operation; a GPU has no threads
 //! cores = 2
 //! memory = 25_324_000_000                                  # bytes
-//! program = 190_000_000                                    # of them without any model; without it, an estimate
+//! program = 190_000_000                                    # without any model; if absent, an estimate
 //! memory_read = 28.9e9                                     # bytes per second
 //! memory_copy = 26.0e9
 //! attention = { float32 = 60e9, bfloat16 = 20e9 }          # operations per second

@@ -200,9 +200,9 @@ mod tests {
         unique.sort();
         unique.dedup();
         assert_eq!(unique.len(), meshes.len(), "{meshes:?}");
-        // tensor 1, 2, 4 x pipeline 1, 2, 4 with a product of at most 8: eight pairs; each without sequence
-        // parallelism, five of them with Megatron's mode (tensor 2 and 4), and with Ulysses where two ranks are left:
-        // five pairs with a product of at most 4 and tensor 1 or not.
+        // tensor 1, 2, 4 x pipeline 1, 2, 4 with a product of at most 8: eight pairs, each without sequence
+        // parallelism; five of them with Megatron's mode (tensor 2 and 4); six, with a product of at most 4,
+        // leave two ranks for Ulysses.
         let count = |mode: &str| meshes.iter().filter(|mesh| mesh.ends_with(mode)).count();
         assert_eq!((count("None"), count("Megatron"), count("Ulysses")), (8, 5, 6), "{meshes:#?}");
         // Two stages of four are more than there are segments.

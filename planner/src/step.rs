@@ -124,7 +124,7 @@ struct StepPasses<'a> {
     hardware: &'a Hardware,
     micro_batches: usize,
     stages: Vec<&'a [Segment]>,
-    /// Those of a micro-batch, by stage.
+    /// The passes of a micro-batch, by stage.
     passes: Vec<StagePasses>,
 }
 
@@ -169,6 +169,7 @@ impl<'a> StepPasses<'a> {
         let dtype = self.traffic.model.dtype;
         let once = exchange_seconds(traffic::step(&held, dtype, layout), self.hardware)?;
         step.add_exchanges(&once, 1.0);
+
         let is_beside = self.hardware.device.threads.is_none();
         let hidden = if is_beside { step.backward / count } else { 0.0 };
         step.exchange = (once.values().sum::<f64>() - hidden).max(0.0);
@@ -176,7 +177,7 @@ impl<'a> StepPasses<'a> {
     }
 
     /// The seconds of the schedule if each rank only waits until its first micro-batch has arrived, and, where
-    /// backward passes are not divided, until its last one has gone back through the stages before it.
+    /// backward passes are not split, until its last one has gone back through the stages before it.
     fn least_seconds(&self) -> f64 {
         let layout = self.traffic.layout;
         let splits = layout.schedule.splits_backward();
