@@ -72,6 +72,19 @@ fn a_plan_for_other_hardware_loads_no_model_and_has_its_limits() {
     let text = scratch.run(&format!("{plan} --search --hardware a100"));
     assert!(text.succeeds().contains("ranks on NVIDIA A100 SXM 80 GB that fit into 81062 MiB:"), "{text:#?}");
 
+    // ZeRO on a GPU needs a budget, and `sft` would refuse a layout without one.
+    let found = scratch.run(&format!("{plan} --search --hardware h100 --json")).json()["search"].clone();
+    let settings = found["fastest"].as_array().unwrap().iter().map(|layout| &layout["settings"]);
+    let (zero, other): (Vec<_>, Vec<_>) = settings.partition(|settings| !settings["parallel.zero"].is_null());
+    assert!(!zero.is_empty(), "{found:#}");
+    assert!(zero.iter().all(|settings| !settings["gemini.device_memory"].is_null()), "{found:#}");
+    assert!(other.iter().all(|settings| settings["gemini.device_memory"].is_null()), "{found:#}");
+
+    let given = format!("{plan} --search --hardware h100 --set parallel.tensor.size=2");
+    let outcome = scratch.run(&given);
+    outcome.succeeds();
+    assert!(outcome.stderr.contains("--search chooses the keys of [parallel]"), "{outcome:#?}");
+
     let small = HARDWARE.replace("memory = 17_179_869_184", "memory = 209_715_200");
     scratch.write("small.toml", &small);
     let text = scratch.run(&format!("{plan} --search --hardware small.toml"));

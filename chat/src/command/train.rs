@@ -41,7 +41,13 @@ pub(crate) fn run_for(
     if let RunMode::Plan(PlanRequest { search: Some(_), .. }) = mode {
         // The search chooses all but how bytes are sent.
         let transport = loaded.config.parallel.transport;
-        loaded.config.parallel = ParallelSection { transport, ..ParallelSection::default() };
+        let chosen = ParallelSection { transport, ..ParallelSection::default() };
+        if loaded.config.parallel != chosen {
+            print_stderr(
+                "warning: --search chooses the keys of [parallel]: those of the run file are not used",
+            );
+        }
+        loaded.config.parallel = chosen;
     }
     if arguments.ui && mode == RunMode::Train {
         return train_ui::run(&loaded.config.out);

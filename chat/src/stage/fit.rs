@@ -284,8 +284,8 @@ mod tests {
     use tch::Kind;
 
     use super::*;
+    use crate::stage::lengths::SequenceLengths;
     use crate::stage::model_memory::PlannedModel;
-    use crate::stage::peak_memory::SequenceLengths;
     use crate::stage::segments::Numbers;
 
     /// 41.7 M parameters: 16.4 M in the embedding, 25.3 M in 8 blocks.

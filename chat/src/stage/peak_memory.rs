@@ -20,7 +20,7 @@ use planner::step::MicroBatches;
 use serde::Serialize;
 use tch::Kind;
 
-pub(super) use super::lengths::{SequenceLengths, TaskReplies};
+use super::lengths::{SequenceLengths, TaskReplies};
 use super::model_memory::{ModelBytes, PlannedModel};
 use super::segments;
 use super::work::{PlannedRun, Work};

@@ -40,6 +40,20 @@ pub(crate) struct StagePlan {
 }
 
 impl StagePlan {
+    /// The plan of models of which nothing is predicted, such as those on a GPU.
+    pub(crate) fn of(parameters: Vec<(&'static str, ParameterCounts)>, models: Vec<ModelBytes>) -> Self {
+        Self {
+            parameters,
+            models,
+            peak: None,
+            step_time: None,
+            time_problem: None,
+            other_dtype: None,
+            shortage: None,
+            search: None,
+        }
+    }
+
     /// The bytes of weights, gradients and optimizer state of all models.
     pub(crate) fn model_bytes(&self) -> usize {
         self.models.iter().map(|model| model.bytes.total()).sum()

@@ -7,8 +7,9 @@ use tch::Device;
 
 use super::context::{RunMode, StageContext};
 use super::fit::Shortage;
+use super::lengths::SequenceLengths;
 use super::model_memory::{PlannedModel, num_parameters, of_fullest_process};
-use super::peak_memory::{self, SequenceLengths};
+use super::peak_memory;
 use super::plan::StagePlan;
 use super::search::{self, Found};
 use super::segments::Numbers;
@@ -33,16 +34,7 @@ pub(super) fn check(
     let parameters = models.iter().map(|model| Ok((model.role, num_parameters(model)?)));
     let parameters = parameters.collect::<Result<_, models::Error>>()?;
     if device::resolve(config.model.device, ctx.groups.local_rank())? != Device::Cpu {
-        return Ok(StagePlan {
-            parameters,
-            models: state,
-            peak: None,
-            step_time: None,
-            time_problem: None,
-            other_dtype: None,
-            shortage: None,
-            search: None,
-        });
+        return Ok(StagePlan::of(parameters, state));
     }
 
     let request = match ctx.mode {
@@ -69,22 +61,23 @@ pub(super) fn check(
     {
         return Err(Failure::DoesNotFit(shortage.to_string()).into());
     }
+
     let run = PlannedRun { config, mesh, work, state: &state };
-    let (mut step_time, mut other_dtype, mut time_problem) = (None, None, None);
-    if let Some(hardware) = hardware {
-        match run.step_time(hardware) {
-            Ok(time) => {
-                step_time = Some(time);
-                other_dtype = Some(in_other_dtype(run, hardware)?);
-            }
-            // Such as more processes than the file has links for.
-            Err(error) => time_problem = Some(error.downcast::<planner::Error>()?.to_string()),
-        }
-    }
+    let peak = Some(peak_memory::predict(run)?);
     let search =
         search.map(|ranks| search_layouts((ctx.stage, config), work, hardware, ranks)).transpose()?;
-    let peak = Some(peak_memory::predict(run)?);
-    Ok(StagePlan { parameters, models: state, peak, step_time, time_problem, other_dtype, shortage, search })
+    let plan = StagePlan { peak, shortage, search, ..StagePlan::of(parameters, state.clone()) };
+    let Some(hardware) = hardware else { return Ok(plan) };
+    Ok(match run.step_time(hardware) {
+        Ok(time) => {
+            let other_dtype = Some(in_other_dtype(run, hardware)?);
+            StagePlan { step_time: Some(time), other_dtype, ..plan }
+        }
+        // Such as more processes than the file has links for.
+        Err(error) => {
+            StagePlan { time_problem: Some(error.downcast::<planner::Error>()?.to_string()), ..plan }
+        }
+    })
 }
 
 /// Finds the layouts of `ranks` ranks in which a step is fastest.

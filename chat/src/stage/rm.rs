@@ -17,8 +17,8 @@ use tui::dashboard::{Charts, THROUGHPUT};
 
 use super::context::{self, Hooks, StageContext, run_in_folder, start_folder, tokenizer, trainable_options};
 use super::definition::{CommandHelp, InitSpec, PipelineFolder, RowKind, Stage};
+use super::lengths::SequenceLengths;
 use super::model_memory::PlannedModel;
-use super::peak_memory::SequenceLengths;
 use super::plan::Plan;
 use super::predict;
 use super::preflight::{Preflight, describe, steps};

@@ -8,7 +8,8 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 
-use gemini::StateBytes;
+use gemini::config::memory::ByteSize;
+use gemini::{StateBytes, ZeroStage};
 use models::decoder::build;
 use parallel::pipeline::ScheduleKind;
 use parallel::{Axis, Mesh, ProcessGroups};
@@ -41,8 +42,8 @@ const SCHEDULES: [(ScheduleKind, usize); 6] = [
     (ScheduleKind::ZeroBubbleH1, 1),
     (ScheduleKind::ZeroBubbleV, 2),
 ];
-/// More tensor ranks than these have no bandwidth between them on any cluster.
-const MOST_TENSOR_RANKS: usize = 64;
+/// Budgets are multiples of this.
+const ROUNDING_BYTES: usize = 16 << 20;
 
 /// What a search has found.
 #[derive(Clone, Debug, Serialize)]
@@ -128,10 +129,11 @@ impl Search<'_> {
         // Predictions divide a model evenly.
         let divides_heads =
             |&size: &usize| architectures().all(|model| (model.num_heads as usize).is_multiple_of(size));
+
         let rows = peak_memory::step_rows(self.config, self.work.lengths);
         Space {
             ranks: self.ranks,
-            tensor: factors((heads as usize).min(MOST_TENSOR_RANKS)).filter(divides_heads).collect(),
+            tensor: factors(heads as usize).filter(divides_heads).collect(),
             // The embedding and the head are segments, too.
             most_stages: layers as usize + 2,
             expert: factors(experts.max().unwrap_or(1) as usize).collect(),
@@ -193,6 +195,7 @@ impl Search<'_> {
         let Candidate { layout, micro_batch_size } = candidate;
         let mut config = self.config.clone();
         let rows = config.train.batch_size();
+
         let parallel = &mut config.parallel;
         parallel.data = Some(layout.size(Axis::Data));
         parallel.pipeline.size = layout.size(Axis::Pipeline);
@@ -208,12 +211,23 @@ impl Search<'_> {
             PlannedSequence::Ring => SequenceMode::Ring,
         };
         parallel.zero = layout.zero.try_into().expect("the space has the stages of ZeRO");
+
+        if self.needs_budget(&config) {
+            let bytes = self.work.machine_bytes.unwrap_or(0).saturating_sub(self.work.program_bytes);
+            config.gemini.device_memory = Some(ByteSize((bytes / ROUNDING_BYTES * ROUNDING_BYTES) as u64));
+        }
         config.train.micro_batch_size = *micro_batch_size;
         if !self.stage.has_rollouts {
             config.train.gradient_accumulation_steps = rows / micro_batch_size;
         }
         config.train.activation_checkpointing = layout.recomputes;
         config
+    }
+
+    /// On a GPU, ZeRO divides the state of models under a budget alone.
+    fn needs_budget(&self, config: &RunConfig) -> bool {
+        let is_gpu = self.hardware.device.threads.is_none();
+        is_gpu && config.parallel.zero > ZeroStage::None && self.config.gemini.device_memory.is_none()
     }
 
     /// Never more seconds than a step of the candidate is predicted to take.
@@ -230,17 +244,25 @@ impl Search<'_> {
         let mesh = &candidate.layout.mesh;
         let state = of_fullest_rank(&config, mesh, self.work)?;
         // Most layouts of a large model do not hold its state, which is known at once.
-        let held = state.iter().map(|model| model.bytes.total()).sum::<usize>() + self.work.program_bytes;
-        let has_budget = config.gemini.device_memory.is_some();
-        if !has_budget && self.work.machine_bytes.is_some_and(|available| held > available) {
+        let held: usize = state.iter().map(|model| model.bytes.total()).sum();
+        let has_budget = self.config.gemini.device_memory.is_some();
+        if !has_budget
+            && self.work.machine_bytes.is_some_and(|available| held + self.work.program_bytes > available)
+        {
             return Ok(None);
         }
         let run = PlannedRun { config: &config, mesh, work: self.work, state: &state };
-        if fit::lacks_beside(run)?.is_some() {
+        let peak_memory = peak_memory::predict(run)?;
+        let fits = match config.gemini.device_memory.filter(|_| self.needs_budget(&config)) {
+            // Nothing is to leave the device for a budget that only ZeRO asks for.
+            Some(budget) => held + peak_memory.activations.max(peak_memory.rollout) <= budget.0 as usize,
+            None => fit::lacks_beside(run)?.is_none(),
+        };
+        if !fits {
             return Ok(None);
         }
+
         let step_time = run.step_time(self.hardware)?;
-        let peak_memory = peak_memory::predict(run)?;
         let (mesh, settings) = (mesh.clone(), BTreeMap::new());
         let found = FastLayout { mesh, settings, step_time, peak_memory, memory: state };
         Ok(Some((step_time.seconds, found)))
@@ -305,6 +327,7 @@ impl Found {
                                  ([data] max_length) or adapters ([model.lora])"
             )];
         }
+
         let mut lines = vec![format!("search: the fastest of {of} on {device}{fit}:")];
         for (index, layout) in fastest.iter().enumerate() {
             lines.push(format!("  {}. {}", index + 1, layout.summary()));
@@ -343,6 +366,7 @@ impl FastLayout {
                 (disk, "disk"),
             ],
         );
+
         let sum = |part: fn(&ModelBytes) -> usize| self.memory.iter().map(part).sum::<usize>() as f64;
         let PeakMemory { activations, logits, rollout, program, total, .. } = self.peak_memory;
         let held = largest_parts(
@@ -384,8 +408,8 @@ mod tests {
     use tch::Kind;
 
     use super::*;
+    use crate::stage::lengths::SequenceLengths;
     use crate::stage::model_memory::{PlannedModel, of_fullest_process};
-    use crate::stage::peak_memory::SequenceLengths;
     use crate::stage::segments::Numbers;
     use crate::stage::sft;
 

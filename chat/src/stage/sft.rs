@@ -27,8 +27,8 @@ pub(super) const CHARTS: Charts = &[
     ("throughput, tokens/s", &[THROUGHPUT]),
 ];
 use super::definition::{CommandHelp, InitSpec, PipelineFolder, RowKind, Stage};
+use super::lengths::{SequenceLengths, TaskReplies};
 use super::model_memory::PlannedModel;
-use super::peak_memory::{SequenceLengths, TaskReplies};
 use super::plan::Plan;
 use super::predict;
 use super::preflight::{Preflight, describe, steps};

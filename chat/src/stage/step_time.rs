@@ -314,7 +314,7 @@ mod tests {
     use super::*;
     use crate::config::RunConfig;
     use crate::launch;
-    use crate::stage::peak_memory::SequenceLengths;
+    use crate::stage::lengths::SequenceLengths;
     use crate::stage::segments::Numbers;
 
     const CONFIG: &str = r#"{

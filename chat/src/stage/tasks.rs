@@ -27,7 +27,7 @@ use parallel::ProcessGroups;
 use rlhf::event::Metrics;
 use rlhf::run::TaskScores;
 
-use super::peak_memory::TaskReplies;
+use super::lengths::TaskReplies;
 use crate::config::section::EvalSection;
 use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::evaluation::share::Share;
