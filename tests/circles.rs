@@ -12,7 +12,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// The roots of the crates.
-const ROOTS: [&str; 15] = [
+const ROOTS: [&str; 16] = [
+    "planner/src/lib.rs",
     "parallel/sys/src/lib.rs",
     "parallel/src/lib.rs",
     "gemini/src/lib.rs",

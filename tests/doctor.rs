@@ -30,7 +30,7 @@ fn what_a_machine_measures_tells_the_time_of_a_step() {
     assert!(hardware["disk"]["read"].as_f64().unwrap() > 0.0, "{report:#}");
     assert!(hardware["link"][0]["bandwidth"].as_f64().unwrap() > 0.0, "{report:#}");
     let predicted = step_time();
-    let parts = ["computation", "update", "disk"].map(|part| predicted[part].as_f64().unwrap());
+    let parts = ["computation", "update", "offload"].map(|part| predicted[part].as_f64().unwrap());
     assert!(predicted["seconds"].as_f64().unwrap() >= parts[0] && parts[0] > 0.0, "{predicted:#}");
     // The time in the other dtype is the one that a run in this dtype is told.
     let other = scratch.run(&plan).json()["other_dtype"].clone();

@@ -1,6 +1,7 @@
 //! The subcommands, one file per subcommand, and their common initialization: threads and heap are configured
 //! before the first tensor is created.
 
+mod auto_layout;
 mod chat;
 mod data;
 mod demo;

@@ -11,6 +11,7 @@
 mod device;
 pub(crate) mod error;
 mod finding;
+mod layout;
 mod location;
 mod no_effect;
 mod origins;
@@ -32,6 +33,7 @@ use serde::Deserialize;
 pub(crate) use device::DeviceSetting;
 pub(crate) use error::ConfigError;
 use finding::PipelineFindings;
+pub(crate) use layout::ChosenLayout;
 use no_effect::HELD_OUT;
 use origins::Origins;
 use preset::Preset;
@@ -148,6 +150,7 @@ pub(crate) fn pipeline_from_text(
     let presets = preset::take(&mut tree)?;
     let (file, mut common) = read_file_sections(&tree, schemas)?;
     let steps = pipeline_steps(&tree, &file.pipeline, schemas)?;
+    refuse_auto(&common.parallel).map_err(|error| error.placed(&tree))?;
     place_rows(&mut common.eval, &tree, &steps, &common.out);
 
     let mut stages = BTreeMap::new();
@@ -198,6 +201,17 @@ pub(crate) fn pipeline_from_text(
         warnings,
         origins: Origins::of(&tree),
     })
+}
+
+/// Refuses `[parallel] auto` in a pipeline.
+fn refuse_auto(parallel: &ParallelSection) -> Result<(), ConfigError> {
+    if !parallel.auto {
+        return Ok(());
+    }
+    let message = "the stages of a pipeline share one layout, and each has a fastest one of its own: take the layout that \
+                   `plan STAGE --search` finds for the longest stage"
+        .to_owned();
+    Err(ConfigError::Value { place: None, key: "parallel.auto".to_owned(), message })
 }
 
 /// Refuses a pipeline whose part `eval` has nothing to ask.

@@ -48,6 +48,15 @@ pub(crate) fn cuda_problem() -> Option<&'static str> {
     NO_CUDA.get().map(String::as_str)
 }
 
+/// Whether a setting stands for a GPU on this machine.
+pub(crate) fn is_gpu(setting: DeviceSetting) -> bool {
+    match setting {
+        DeviceSetting::Cpu => false,
+        DeviceSetting::Auto => tch::Cuda::device_count() > 0,
+        DeviceSetting::Cuda(_) | DeviceSetting::Mps => true,
+    }
+}
+
 /// Returns the device that a setting stands for in this process.
 pub(crate) fn resolve(setting: DeviceSetting, local: LocalRank) -> Result<Device, ConfigError> {
     let gpus = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);

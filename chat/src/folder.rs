@@ -30,6 +30,7 @@ pub(crate) const RUN: Claim<'static> = Claim {
     names: &[
         CONFIGURATION,
         "plan.json",
+        COMMUNICATION,
         "metrics.jsonl",
         "samples.jsonl",
         "tensorboard",
@@ -42,6 +43,9 @@ pub(crate) const RUN: Claim<'static> = Claim {
 
 /// The folder name of the trained model.
 const FINAL: &str = "final";
+
+/// The file name of what ranks have sent.
+pub(crate) const COMMUNICATION: &str = "communication.json";
 
 /// The file name of the saved configuration.
 pub(crate) const CONFIGURATION: &str = "run.toml";
@@ -370,6 +374,14 @@ fn read_settings(out: &Path, stage: &StageSchema) -> anyhow::Result<String> {
     Ok(RunConfig::upgrade(&saved, stage).unwrap_or(saved))
 }
 
+/// The configuration of the run in `out`, if there is a run.
+pub(crate) fn saved_config(out: &Path, stage: &StageSchema) -> anyhow::Result<Option<RunConfig>> {
+    if !holds_run(out)? {
+        return Ok(None);
+    }
+    Ok(Some(toml::from_str(&read_settings(out, stage)?)?))
+}
+
 /// Reads the text of the configuration saved in `out`.
 pub(crate) fn read_configuration(out: &Path) -> Result<String, ConfigError> {
     let path = out.join(CONFIGURATION);
@@ -439,9 +451,10 @@ fn try_lock(file: &File) -> Result<(), TryLockError> {
 
 /// Whether a run or a pipeline writes `name` under a temporary name first.
 fn is_written(name: &str) -> bool {
-    const WRITTEN: [&str; 10] = [
+    const WRITTEN: [&str; 11] = [
         MARKER,
         CONFIGURATION,
+        COMMUNICATION,
         "plan.json",
         "metrics.jsonl",
         "samples.jsonl",

@@ -32,7 +32,7 @@ use parallel::c10d::{Secret, Store};
 use parallel::process::{self, send_signal};
 use parallel::rendezvous::{JOB_SECRET, open_store, secret_from_environment};
 use parallel::world::RENDEZVOUS_TIMEOUT;
-use parallel::{Axis, Mesh, ProcessGroups, RankInfo, World, launch, regular_file};
+use parallel::{Axis, Mesh, ProcessGroups, RankInfo, Transport, World, launch, regular_file};
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
@@ -124,19 +124,33 @@ pub(crate) struct StartupSpec<'a> {
     pub(crate) settings: &'a str,
 }
 
-/// Joins the job as one rank, checks that all ranks were started alike, and prepares the process. `threads`
-/// is the number of threads per operation.
+/// Joins the job as one rank, as [`join_world`] does, with the process groups of its mesh.
 pub(crate) fn join(
     threads: Option<usize>,
     parallel: &ParallelSection,
     start: &StartupSpec<'_>,
 ) -> anyhow::Result<Arc<ProcessGroups>> {
+    groups(&join_world(threads, parallel.transport, start)?, parallel)
+}
+
+/// The process groups of this rank.
+pub(crate) fn groups(world: &World, parallel: &ParallelSection) -> anyhow::Result<Arc<ProcessGroups>> {
+    Ok(Arc::new(world.groups(&mesh(parallel, world.rank(), world.size())?)?))
+}
+
+/// Joins the job as one rank, checks that all ranks were started alike, and prepares the process. `threads`
+/// is the number of threads per operation.
+pub(crate) fn join_world(
+    threads: Option<usize>,
+    transport: Transport,
+    start: &StartupSpec<'_>,
+) -> anyhow::Result<World> {
     if let Some(launcher) = std::env::var(LAUNCHER).ok().and_then(|text| text.parse().ok()) {
         process::die_with_parent(launcher)?;
     }
 
     let rank_info = RankInfo::from_environment()?;
-    let world = World::join(rank_info, parallel.transport, RENDEZVOUS_TIMEOUT)?;
+    let world = World::join(rank_info, transport, RENDEZVOUS_TIMEOUT)?;
     check_same_startup(&world, start)?;
 
     let prepared = launch::init_process(threads, world.ranks_sharing_cores());
@@ -153,7 +167,7 @@ pub(crate) fn join(
     if let Some((rank, problem)) = problems.into_iter().enumerate().find(|(_, problem)| !problem.is_empty()) {
         return Err(ConfigError::RankFailed { rank, problem }.into());
     }
-    Ok(Arc::new(world.groups(&mesh(parallel, world.rank(), world.size())?)?))
+    Ok(world)
 }
 
 /// Refuses ranks that were started with different settings. Every rank finds the same difference, before any

@@ -19,16 +19,15 @@ pub mod nccl;
 pub mod shared;
 pub mod staged;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
-use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::{AddAssign, Range, SubAssign};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use parallel_sys::c10d;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 pub use parallel_sys::c10d::Reduction;
@@ -219,6 +218,32 @@ impl PendingCollective {
     }
 }
 
+/// What a rank has sent in collectives of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sent {
+    /// The number of collectives.
+    pub calls: u64,
+    /// The bytes that it has sent in them.
+    pub bytes: u64,
+}
+
+impl AddAssign for Sent {
+    fn add_assign(&mut self, other: Self) {
+        self.calls += other.calls;
+        self.bytes += other.bytes;
+    }
+}
+
+impl SubAssign for Sent {
+    fn sub_assign(&mut self, other: Self) {
+        self.calls -= other.calls;
+        self.bytes -= other.bytes;
+    }
+}
+
+/// The collectives that exchange no tensors, but numbers and plain data.
+pub const NUMBERS: &str = "numbers";
+
 /// Sender and receiver, and the message tag.
 pub(crate) type P2pKey = ([usize; 2], usize);
 
@@ -236,7 +261,8 @@ pub struct ProcessGroup {
     connect: Option<Arc<Connect>>,
     /// The point-to-point connections between this rank and others.
     channels: Mutex<HashMap<P2pKey, Box<dyn Backend>>>,
-    sent_bytes_total: AtomicU64,
+    /// What this rank has sent so far, by collective.
+    sent: Mutex<BTreeMap<&'static str, Sent>>,
 }
 
 impl Debug for ProcessGroup {
@@ -266,18 +292,8 @@ impl ProcessGroup {
         connect: Option<Arc<Connect>>,
     ) -> Self {
         let communicator = communicator.map(Mutex::new);
-        let (device_communicator, channels, sent_bytes_total) =
-            (Mutex::default(), Mutex::default(), AtomicU64::new(0));
-        Self {
-            name: name.into(),
-            ranks,
-            rank,
-            communicator,
-            device_communicator,
-            connect,
-            channels,
-            sent_bytes_total,
-        }
+        let (device_communicator, channels, sent) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { name: name.into(), ranks, rank, communicator, device_communicator, connect, channels, sent }
     }
 
     /// A group of the same ranks with communicators of its own, so that its collectives may run in another
@@ -324,7 +340,12 @@ impl ProcessGroup {
 
     /// The number of bytes that this rank has sent so far.
     pub fn sent_bytes(&self) -> u64 {
-        self.sent_bytes_total.load(Ordering::Relaxed)
+        lock(&self.sent).values().map(|sent| sent.bytes).sum()
+    }
+
+    /// What this rank has sent so far, by collective. [`NUMBERS`] are single numbers and plain data.
+    pub fn sent(&self) -> BTreeMap<&'static str, Sent> {
+        lock(&self.sent).clone()
     }
 
     /// Replaces every rank's `tensor` by the reduction over all ranks, in place.
@@ -338,12 +359,25 @@ impl ProcessGroup {
         tensor: &Tensor,
         reduction: Reduction,
     ) -> Result<PendingCollective, Error> {
-        self.count_sent_bytes(2 * bytes_of(tensor) * (self.size() as u64 - 1) / self.size() as u64);
+        self.start_all_reduce_as("all_reduce", tensor, reduction)
+    }
+
+    fn start_all_reduce_as(
+        &self,
+        counted: &'static str,
+        tensor: &Tensor,
+        reduction: Reduction,
+    ) -> Result<PendingCollective, Error> {
+        self.count(counted, 2 * bytes_of(tensor) * (self.size() as u64 - 1) / self.size() as u64);
         self.start("all_reduce", tensor.device(), |communicator| communicator.all_reduce(tensor, reduction))
     }
 
     /// Concatenates the `[n, ...]` tensors of all ranks, in rank order, to `[n P, ...]` on every rank.
     pub fn all_gather(&self, input: &Tensor) -> Result<Tensor, Error> {
+        self.all_gather_as("all_gather", input)
+    }
+
+    fn all_gather_as(&self, counted: &'static str, input: &Tensor) -> Result<Tensor, Error> {
         let input = input.contiguous();
         let mut shape = input.size();
         shape[0] *= self.size() as i64;
@@ -351,13 +385,22 @@ impl ProcessGroup {
             return Ok(input);
         }
         let output = self.empty_output(&shape, (input.kind(), input.device()), "all_gather")?;
-        self.all_gather_into(&output, &input)?;
+        self.all_gather_into_as(counted, &output, &input)?;
         Ok(output)
     }
 
     /// Runs [`all_gather`](Self::all_gather) into an existing tensor. Both tensors are contiguous.
     pub fn all_gather_into(&self, output: &Tensor, input: &Tensor) -> Result<(), Error> {
-        self.count_sent_bytes(bytes_of(input) * (self.size() as u64 - 1));
+        self.all_gather_into_as("all_gather", output, input)
+    }
+
+    fn all_gather_into_as(
+        &self,
+        counted: &'static str,
+        output: &Tensor,
+        input: &Tensor,
+    ) -> Result<(), Error> {
+        self.count(counted, bytes_of(input) * (self.size() as u64 - 1));
         self.start("all_gather", input.device(), |communicator| communicator.all_gather(output, input))?
             .wait()
     }
@@ -372,7 +415,7 @@ impl ProcessGroup {
             return Ok(input.copy());
         }
         let output = self.empty_output(&shape, (input.kind(), input.device()), "reduce_scatter")?;
-        self.count_sent_bytes(bytes_of(&output) * (self.size() as u64 - 1));
+        self.count("reduce_scatter", bytes_of(&output) * (self.size() as u64 - 1));
         self.start("reduce_scatter", input.device(), |communicator| {
             communicator.reduce_scatter(&output, &input)
         })?
@@ -384,7 +427,7 @@ impl ProcessGroup {
     /// ranks. Its length is a multiple of the number of ranks. FSDP: `all_gather_into_tensor` of a flat
     /// parameter.
     pub fn start_all_gather_in_place(&self, tensor: &Tensor) -> Result<PendingCollective, Error> {
-        self.count_sent_bytes(bytes_of(tensor) / self.size() as u64 * (self.size() as u64 - 1));
+        self.count("all_gather", bytes_of(tensor) / self.size() as u64 * (self.size() as u64 - 1));
         let place = [self.rank, self.size()];
         self.start("all_gather", tensor.device(), |communicator| {
             communicator.all_gather_in_place(tensor, place)
@@ -395,7 +438,7 @@ impl ProcessGroup {
     /// The other parts are undefined afterwards. The length is a multiple of the number of ranks. FSDP:
     /// `reduce_scatter_tensor` of a flat gradient.
     pub fn start_reduce_scatter_in_place(&self, tensor: &Tensor) -> Result<PendingCollective, Error> {
-        self.count_sent_bytes(bytes_of(tensor) / self.size() as u64 * (self.size() as u64 - 1));
+        self.count("reduce_scatter", bytes_of(tensor) / self.size() as u64 * (self.size() as u64 - 1));
         let place = [self.rank, self.size()];
         self.start("reduce_scatter", tensor.device(), |communicator| {
             communicator.reduce_scatter_in_place(tensor, place)
@@ -404,8 +447,13 @@ impl ProcessGroup {
 
     /// Sends `input_split_sizes[i]` rows of `input` `[n, ...]` to rank `i`. Returns the received rows,
     /// `output_split_sizes[i]` from rank `i`, concatenated in rank order.
-    pub fn all_to_all(
+    pub fn all_to_all(&self, input: &Tensor, split_sizes: [&[i64]; 2]) -> Result<Tensor, Error> {
+        self.all_to_all_as("all_to_all", input, split_sizes)
+    }
+
+    fn all_to_all_as(
         &self,
+        counted: &'static str,
         input: &Tensor,
         [output_split_sizes, input_split_sizes]: [&[i64]; 2],
     ) -> Result<Tensor, Error> {
@@ -417,9 +465,8 @@ impl ProcessGroup {
         let row = bytes_of(&input) / shape[0].max(1) as u64;
         shape[0] = output_split_sizes.iter().sum();
         let output = self.empty_output(&shape, (input.kind(), input.device()), "all_to_all")?;
-        self.count_sent_bytes(
-            row * (input_split_sizes.iter().sum::<i64>() - input_split_sizes[self.rank]) as u64,
-        );
+        let sent_rows = input_split_sizes.iter().sum::<i64>() - input_split_sizes[self.rank];
+        self.count(counted, row * sent_rows as u64);
         self.start("all_to_all", input.device(), |communicator| {
             communicator.all_to_all(&output, &input, [output_split_sizes, input_split_sizes])
         })?
@@ -430,7 +477,7 @@ impl ProcessGroup {
     /// Copies the `tensor` of the group's rank `root` to every rank, in place.
     pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<(), Error> {
         if self.rank == root {
-            self.count_sent_bytes(bytes_of(tensor));
+            self.count("broadcast", bytes_of(tensor));
         }
         self.start("broadcast", tensor.device(), |communicator| communicator.broadcast(tensor, root))?.wait()
     }
@@ -438,7 +485,7 @@ impl ProcessGroup {
     /// Starts to send `tensor` to the group's rank `to`, which [receives](Self::recv) the messages of one tag
     /// in order. `tensor` must not change until the caller has waited for the work.
     pub fn send(&self, tensor: &Tensor, to: usize, tag: usize) -> Result<PendingCollective, Error> {
-        self.count_sent_bytes(bytes_of(tensor));
+        self.count("send", bytes_of(tensor));
         self.send_or_recv(tensor, [self.rank, to], tag, "send")
     }
 
@@ -525,11 +572,11 @@ impl ProcessGroup {
     /// All-gathers one byte string of any length per rank, in rank order.
     pub fn all_gather_bytes(&self, local: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let options = (Kind::Int64, tch::Device::Cpu);
-        let lengths = self.all_gather(&Tensor::full([1], local.len() as i64, options))?;
+        let lengths = self.all_gather_as(NUMBERS, &Tensor::full([1], local.len() as i64, options))?;
         let lengths: Vec<i64> = Vec::try_from(&lengths).expect("one length a rank");
         let input_splits = vec![local.len() as i64; self.size()];
         let copies = Tensor::from_slice(local).repeat([self.size() as i64]);
-        let all = self.all_to_all(&copies, [&lengths, &input_splits])?;
+        let all = self.all_to_all_as(NUMBERS, &copies, [&lengths, &input_splits])?;
         let mut rest: &[u8] = &Vec::<u8>::try_from(&all).expect("bytes");
         let mut chunks = Vec::with_capacity(self.size());
         for length in lengths {
@@ -591,7 +638,7 @@ impl ProcessGroup {
             return Ok(numbers);
         }
         let tensor = Tensor::from_slice(&numbers);
-        self.all_reduce(&tensor, reduction)?;
+        self.start_all_reduce_as(NUMBERS, &tensor, reduction)?.wait()?;
         let reduced = Vec::<f64>::try_from(&tensor).expect("a vector of numbers");
         Ok(reduced.try_into().expect("a reduction keeps the number of elements"))
     }
@@ -631,8 +678,14 @@ impl ProcessGroup {
         self.connect.as_ref().expect("only groups of several ranks connect a backend")(name, ranks, device)
     }
 
-    fn count_sent_bytes(&self, bytes: u64) {
-        self.sent_bytes_total.fetch_add(bytes, Ordering::Relaxed);
+    /// Counts a collective, under its name or as [`NUMBERS`]. A group of one rank sends nothing.
+    fn count(&self, collective: &'static str, bytes: u64) {
+        if self.size() > 1 {
+            let mut sent = lock(&self.sent);
+            let counted = sent.entry(collective).or_default();
+            counted.calls += 1;
+            counted.bytes += bytes;
+        }
     }
 }
 

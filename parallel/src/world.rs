@@ -11,7 +11,7 @@ mod hosts;
 mod launcher;
 mod transport;
 
-pub use groups::{ProcessGroups, WeightGatheringGroups};
+pub use groups::{ProcessGroups, SentByGroup, WeightGatheringGroups};
 pub use hosts::LocalRank;
 pub use launcher::{JOB_SECRET, RankInfo, secret_from_environment};
 pub use transport::Transport;
@@ -94,13 +94,28 @@ impl World {
     /// All-gathers one text per rank through the store, in rank order, under the key `subject`. The error
     /// names the missing ranks if they do not arrive within the timeout.
     pub fn store_all_gather(&self, subject: &str, value: &str) -> Result<Vec<String>, Error> {
+        self.store_all_gather_within(self.timeout, subject, value)
+    }
+
+    /// Returns the text of rank 0, which may have worked on it as long as ranks wait for one another in a
+    /// collective. What the other ranks give is ignored.
+    pub fn store_broadcast(&self, subject: &str, value: &str) -> Result<String, Error> {
+        Ok(self.store_all_gather_within(COLLECTIVE_TIMEOUT, subject, value)?.swap_remove(0))
+    }
+
+    fn store_all_gather_within(
+        &self,
+        timeout: Duration,
+        subject: &str,
+        value: &str,
+    ) -> Result<Vec<String>, Error> {
         let Some(store) = &self.store else { return Ok(vec![value.to_owned()]) };
 
         let address = || format!("{}:{}", self.rank_info.address, self.rank_info.port);
         let key = |rank: usize| self.key(&format!("{subject}/{rank}"));
         store.set(&key(self.rank_info.rank), value.as_bytes())?;
 
-        let until = Instant::now() + self.timeout;
+        let until = Instant::now() + timeout;
         let mut values = Vec::with_capacity(self.rank_info.size);
         for rank in 0..self.rank_info.size {
             let left = until.saturating_duration_since(Instant::now()).max(MIN_WAIT);
@@ -114,7 +129,7 @@ impl World {
                         cause,
                     });
                 }
-                Err(_) => return Err(self.missing_ranks_error(store, &key, address())),
+                Err(_) => return Err(self.missing_ranks_error(store, &key, address(), timeout)),
             };
             values.push(String::from_utf8_lossy(&bytes).into_owned());
         }
@@ -134,7 +149,13 @@ impl World {
     }
 
     /// Returns the error that names the ranks which have not yet written their `key`.
-    fn missing_ranks_error(&self, store: &Store, key: &dyn Fn(usize) -> String, address: String) -> Error {
+    fn missing_ranks_error(
+        &self,
+        store: &Store,
+        key: &dyn Fn(usize) -> String,
+        address: String,
+        timeout: Duration,
+    ) -> Error {
         let has_arrived = (0..self.rank_info.size).map(|rank| store.check(&key(rank)));
         match has_arrived.collect::<Result<Vec<bool>, _>>() {
             Err(cause) => Error::Rendezvous { address, cause },
@@ -142,7 +163,7 @@ impl World {
                 rank: self.rank_info.rank,
                 missing: (0..self.rank_info.size).filter(|&rank| !has_arrived[rank]).collect(),
                 address,
-                seconds: self.timeout.as_secs(),
+                seconds: timeout.as_secs(),
             },
         }
     }

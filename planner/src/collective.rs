@@ -12,10 +12,13 @@
 //! These are the rings of Thakur et al. 2005 (doi 10.1177/1094342005051521), which are optimal in bytes. The
 //! time is `messages * a + bytes / b`. `parallel::comm` counts the same bytes.
 
+use serde::Serialize;
+
 use crate::hardware::Link;
 
 /// What ranks exchange.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Collective {
     /// The sum over all ranks, on every rank.
     AllReduce,

@@ -14,6 +14,23 @@ pub enum Error {
         /// The ranks that are.
         most: usize,
     },
+    /// A slow rank that is not there.
+    #[error("`straggler.rank` is {rank}, and there are {ranks} ranks, from 0 on")]
+    NoSuchRank {
+        /// The rank.
+        rank: usize,
+        /// The number of ranks.
+        ranks: usize,
+    },
+    /// A budget without a place where chunks go that do not fit into it.
+    #[error(
+        "the hardware has no `[{section}]`, to which a budget ([gemini] device_memory) moves chunks: add it to its file, \
+         or leave the budget out"
+    )]
+    NoOuterTier {
+        /// The section of the file.
+        section: &'static str,
+    },
 }
 
 /// A mistake in a hardware file.

@@ -23,7 +23,12 @@
 //! width = 128
 //! flops = { float32 = 60e9, bfloat16 = 20e9 }
 //!
-//! [disk]
+//! [host]                                                   # of a GPU: where a budget moves its chunks
+//! memory = 256_000_000_000                                 # bytes, of a rank
+//! read = 50e9                                              # bytes per second to the device
+//! write = 50e9                                             # from the device
+//!
+//! [disk]                                                   # of a processor: where a budget moves its chunks
 //! read = 2e9
 //! write = 1e9
 //!
@@ -31,16 +36,22 @@
 //! ranks = 2                                                # of the consecutive ranks that it joins
 //! latency = 2e-6                                           # seconds of a message, beside its bytes
 //! bandwidth = 5e9                                          # bytes per second that a rank sends
+//!
+//! [[straggler]]                                            # a rank that is slower than the others
+//! rank = 3
+//! slowdown = 1.5                                           # how often it takes their time
 //! ```
 //! A file may have been written by hand, copied or damaged: a value that no machine has is refused by its
 //! name. This module measures nothing.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use parallel::Axis;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, HardwareError};
+use crate::{Error, HardwareError, Layout};
 
 /// A device, of which every rank has one, with what joins them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,12 +61,18 @@ pub struct Hardware {
     pub source: String,
     /// The device of a rank.
     pub device: Device,
+    /// The memory beside the GPU of a rank; `None` if it is not known, and for a processor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<Host>,
     /// The disk of a rank; `None` if it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<Disk>,
     /// What joins ranks, from the fastest link between few ranks to the link between all of them.
     #[serde(rename = "link", default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
+    /// The ranks that are slower than the others.
+    #[serde(rename = "straggler", default, skip_serializing_if = "Vec::is_empty")]
+    pub stragglers: Vec<Straggler>,
 }
 
 /// The speeds of a device.
@@ -132,6 +149,29 @@ pub enum Dtype {
     BFloat16,
 }
 
+/// Memory beside a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// The bytes of a rank.
+    pub memory: u64,
+    /// Bytes per second to the device.
+    pub read: f64,
+    /// Bytes per second from the device.
+    pub write: f64,
+}
+
+/// Where the chunks of a rank wait that do not fit into a budget.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OuterTier {
+    /// The bytes that it holds; `None` if nothing limits them.
+    pub memory: Option<u64>,
+    /// Bytes per second to the device.
+    pub read: f64,
+    /// Bytes per second from the device.
+    pub write: f64,
+}
+
 /// The speed of a disk with many requests in flight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -160,6 +200,16 @@ pub struct Link {
     pub bandwidth: f64,
 }
 
+/// A rank whose device is slower than those of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Straggler {
+    /// The rank.
+    pub rank: usize,
+    /// How often it takes the time of another rank: 1 or more.
+    pub slowdown: f64,
+}
+
 /// Hardware files of this crate, by name: for any number of machines of eight GPUs, and for a laptop.
 pub const SHIPPED: [(&str, &str); 3] = [
     ("h100", include_str!("../hardware/h100.toml")),
@@ -174,6 +224,7 @@ pub const MATMUL_ROWS: f64 = 512.0;
 const OPERATIONS_PER_SECOND: RangeInclusive<f64> = 1e6..=1e17;
 const BYTES_PER_SECOND: RangeInclusive<f64> = 1e4..=1e15;
 const SECONDS: RangeInclusive<f64> = 1e-9..=10.0;
+const SLOWDOWN: RangeInclusive<f64> = 1.0..=1e4;
 
 impl DtypeSpeed {
     /// The speed in a dtype.
@@ -255,9 +306,47 @@ impl Hardware {
         self.links.iter().find(joins).ok_or_else(|| Error::NoLink { ranks: span, most: most() })
     }
 
+    /// Where a budget moves chunks: from a GPU to its host, from a processor to the disk.
+    pub fn outer_tier(&self) -> Result<OuterTier, Error> {
+        if self.device.threads.is_none() {
+            let host = self.host.as_ref().ok_or(Error::NoOuterTier { section: "host" })?;
+            return Ok(OuterTier { memory: Some(host.memory), read: host.read, write: host.write });
+        }
+        let disk = self.disk.as_ref().ok_or(Error::NoOuterTier { section: "disk" })?;
+        Ok(OuterTier { memory: None, read: disk.read, write: disk.write })
+    }
+
+    /// How much slower the ranks of a pipeline are, for each replica that differs from the others. Ranks that
+    /// divide a layer wait for the slowest of them.
+    pub fn slowdowns(&self, layout: &Layout) -> Result<Vec<Vec<f64>>, Error> {
+        let even = vec![1.0; layout.size(Axis::Pipeline)];
+        let mut replicas: BTreeMap<[usize; 2], Vec<f64>> = BTreeMap::new();
+        for &Straggler { rank, slowdown } in &self.stragglers {
+            let ranks = layout.mesh.world_size();
+            if rank >= ranks {
+                return Err(Error::NoSuchRank { rank, ranks });
+            }
+            let place = layout.mesh.for_rank(rank);
+            let replica = [Axis::Data, Axis::Expert].map(|axis| place.coordinate(axis));
+            let slowest = &mut replicas.entry(replica).or_insert_with(|| even.clone())
+                [place.coordinate(Axis::Pipeline)];
+            *slowest = slowest.max(slowdown);
+        }
+        let mut slowdowns: Vec<Vec<f64>> = replicas.into_values().collect();
+        if slowdowns.is_empty() {
+            slowdowns.push(even);
+        }
+        Ok(slowdowns)
+    }
+
+    /// How much slower the slowest rank is.
+    pub fn largest_slowdown(&self) -> f64 {
+        self.stragglers.iter().map(|straggler| straggler.slowdown).fold(1.0, f64::max)
+    }
+
     /// Refuses what no machine has.
     fn check(&self) -> Result<(), HardwareError> {
-        let Self { device, disk, links, .. } = self;
+        let Self { device, host, disk, links, .. } = self;
         if device.matmul.is_empty() || !device.matmul.is_sorted_by(|left, right| left.width < right.width) {
             return Err(HardwareError::Order { list: "device.matmul", key: "width" });
         }
@@ -287,12 +376,15 @@ impl Hardware {
         let of_memory =
             [("device.memory_read", device.memory_read), ("device.memory_copy", device.memory_copy)];
         let of_disk = disk.iter().flat_map(|disk| [("disk.read", disk.read), ("disk.write", disk.write)]);
+        let of_host = host.iter().flat_map(|host| [("host.read", host.read), ("host.write", host.write)]);
         let of_links = links.iter().map(|link| ("link.bandwidth", link.bandwidth));
         let bytes = dtypes("device.elementwise", device.elementwise).into_iter().chain(of_memory);
-        let bytes = bytes.chain(of_disk).chain(of_links).map(|(key, value)| (key, value, BYTES_PER_SECOND));
+        let bytes = bytes.chain(of_host).chain(of_disk).chain(of_links).map(|(key, value)| (key, value, BYTES_PER_SECOND));
+        let slowdowns =
+            self.stragglers.iter().map(|straggler| ("straggler.slowdown", straggler.slowdown, SLOWDOWN));
         let latencies = links.iter().map(|link| ("link.latency", link.latency, SECONDS));
         // Numbers that are not finite lie in no range.
-        let mut all = operations.chain(bytes).chain(latencies);
+        let mut all = operations.chain(bytes).chain(latencies).chain(slowdowns);
         match all.find(|(_, value, range)| !range.contains(value)) {
             None => Ok(()),
             Some((key, value, range)) => {
@@ -322,11 +414,13 @@ pub fn round_numbers() -> Hardware {
             matmul: vec![MatmulSpeed { width: 128, flops: half_in_bf16(1e11) }],
             decode: Vec::new(),
         },
+        host: None,
         disk: Some(Disk { folder: None, is_direct: None, read: 2e9, write: 1e9 }),
         links: vec![
             Link { ranks: 2, latency: 1e-6, bandwidth: 1e9 },
             Link { ranks: 8, latency: 1e-5, bandwidth: 1e8 },
         ],
+        stragglers: Vec::new(),
     }
 }
 
@@ -377,6 +471,18 @@ mod tests {
         // More threads than cores are one rank, and so is a GPU.
         assert_eq!(device(Some(4), Some(2)).memory_of_rank(), 1 << 34);
         assert_eq!(device(None, None).memory_of_rank(), 1 << 34);
+    }
+
+    #[test]
+    fn chunks_leave_a_processor_for_the_disk_and_a_gpu_for_its_host() {
+        let mut hardware = round_numbers();
+        let tier = |memory, read, write| OuterTier { memory, read, write };
+        assert_eq!(hardware.outer_tier().unwrap(), tier(None, 2e9, 1e9));
+        hardware.device.threads = None;
+        let error = hardware.outer_tier().unwrap_err().to_string();
+        assert!(error.contains("no `[host]`") && error.contains("add it"), "{error}");
+        hardware.host = Some(Host { memory: 1 << 36, read: 5e10, write: 4e10 });
+        assert_eq!(hardware.outer_tier().unwrap(), tier(Some(1 << 36), 5e10, 4e10));
     }
 
     #[test]

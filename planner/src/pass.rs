@@ -16,6 +16,8 @@
 //! forward pass writes and reads what a block keeps; a backward pass reads it, and writes and reads its
 //! gradient.
 
+use std::ops::Mul;
+
 use crate::hardware::{Device, Dtype};
 use crate::layout::{Divided, Layout};
 use crate::segment::{Part, RowTokens, Segment};
@@ -39,6 +41,13 @@ impl PassSeconds {
     /// All of it.
     pub fn total(self) -> f64 {
         self.forward + self.input + self.weight
+    }
+}
+
+impl Mul<f64> for PassSeconds {
+    type Output = Self;
+    fn mul(self, factor: f64) -> Self {
+        Self { forward: self.forward * factor, input: self.input * factor, weight: self.weight * factor }
     }
 }
 

@@ -54,7 +54,8 @@ pub fn seconds(model: &Model, rollout: Rollout, layout: &Layout, hardware: &Hard
     let message = traffic.message().seconds(hardware)?;
     let mut slowest = 0.0_f64;
     for segments in &stages {
-        let mut seconds = token.seconds(segments, model, (layout, hardware)) + message;
+        let computed = token.seconds(segments, model, (layout, hardware));
+        let mut seconds = computed * hardware.largest_slowdown() + message;
         for segment in *segments {
             seconds += exchange_seconds(traffic.inference(segment), hardware)?.values().sum::<f64>();
         }

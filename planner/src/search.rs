@@ -131,12 +131,13 @@ impl Space {
 }
 
 /// The `keep` candidates with the least exact costs, ascending, with what is known of them. `bound` is never
-/// above the exact cost; `exact` is `None` for a candidate that cannot be.
+/// above the exact cost. `exact` is `None` for a candidate that cannot be, and may be for one whose cost is
+/// above its second argument.
 pub fn best<C, T, E>(
     candidates: Vec<C>,
     keep: usize,
     mut bound: impl FnMut(&C) -> Result<f64, E>,
-    mut exact: impl FnMut(&C) -> Result<Option<(f64, T)>, E>,
+    mut exact: impl FnMut(&C, f64) -> Result<Option<(f64, T)>, E>,
 ) -> Result<Vec<(C, T)>, E> {
     let mut ordered = Vec::with_capacity(candidates.len());
     for candidate in candidates {
@@ -145,10 +146,11 @@ pub fn best<C, T, E>(
     ordered.sort_by(|(left, _), (right, _)| left.total_cmp(right));
     let mut found: Vec<(f64, (C, T))> = Vec::new();
     for (bound, candidate) in ordered {
-        if found.len() == keep && found.last().is_some_and(|&(slowest, _)| bound > slowest) {
+        let slowest = found.last().filter(|_| found.len() == keep).map_or(f64::INFINITY, |&(cost, _)| cost);
+        if bound > slowest {
             break;
         }
-        let Some((cost, known)) = exact(&candidate)? else { continue };
+        let Some((cost, known)) = exact(&candidate, slowest)? else { continue };
         let place = found.partition_point(|&(other, _)| other <= cost);
         found.insert(place, (cost, (candidate, known)));
         found.truncate(keep);
@@ -228,7 +230,9 @@ mod tests {
             let candidates: Vec<usize> = (0..costs.len()).collect();
             let exact = |&index: &usize| costs[index].2.then_some(costs[index].0 + costs[index].1);
             let bound = |&index: &usize| Ok::<_, Infallible>(costs[index].0);
-            let found = best(candidates.clone(), keep, bound, |index| Ok(exact(index).map(|cost| (cost, cost))));
+            let found = best(candidates.clone(), keep, bound, |index, slowest| {
+                Ok(exact(index).filter(|&cost| cost <= slowest).map(|cost| (cost, cost)))
+            });
             let mut wanted: Vec<f64> = candidates.iter().filter_map(exact).collect();
             wanted.sort_by(f64::total_cmp);
             wanted.truncate(keep);

@@ -118,6 +118,44 @@ pub fn training_at_least(
     Ok(StepSeconds { waiting, ..step })
 }
 
+/// The passes of a step on a simulated clock, with the seconds of what it exchanges after them.
+pub fn timeline(
+    model: &Model,
+    batch: Batch,
+    layout: &Layout,
+    hardware: &Hardware,
+) -> Result<(Timeline, f64), Error> {
+    let passes = StepPasses::new(model, batch, layout, hardware)?;
+    Ok((passes.timeline()?, passes.without_waiting()?.exchange))
+}
+
+/// What each rank of the pipeline exchanges in a step whose micro-batches are equal.
+pub fn exchanges(model: &Model, batch: Batch, layout: &Layout) -> Vec<Vec<Exchange>> {
+    let micro_batches = MicroBatches::of(batch.count, batch.micro_batch_size, layout.row_ranks());
+    let count = micro_batches.count as f64;
+    let traffic = Traffic { model, layout, tokens: batch.row.times(micro_batches.rows).tokens };
+    let stages = stages(model, layout);
+    let ranks = layout.size(Axis::Pipeline);
+    let rank_of = |stage: usize| layout.schedule.rank_of_stage(stage, ranks);
+    let of_rank = |rank: usize| {
+        let own: Vec<usize> = (0..stages.len()).filter(|&stage| rank_of(stage) == rank).collect();
+        let held: Vec<Segment> = own.iter().flat_map(|&stage| stages[stage].iter().copied()).collect();
+        let mut exchanges = Vec::new();
+        for segment in &held {
+            let passes = traffic.forward(segment).into_iter().chain(traffic.backward(segment));
+            exchanges.extend(passes.map(|exchange| exchange.times(count)));
+        }
+        // Hidden states go to the next stage, their gradients to the one before.
+        let neighbours = |&stage: &usize| [stage.checked_sub(1), Some(stage + 1)].into_iter().flatten();
+        let sent = own.iter().flat_map(neighbours).filter(|&stage| stage < stages.len() && rank_of(stage) != rank);
+        exchanges.push(traffic.message().times(count * sent.count() as f64));
+        exchanges.extend(traffic::step(&held, model.dtype, layout));
+        exchanges.retain(|exchange| exchange.ranks > 1 && exchange.count * exchange.bytes > 0.0);
+        exchanges
+    };
+    (0..ranks).map(of_rank).collect()
+}
+
 /// The passes of a step through the stages of a pipeline.
 struct StepPasses<'a> {
     traffic: Traffic<'a>,
@@ -144,11 +182,21 @@ impl<'a> StepPasses<'a> {
         Ok(Self { traffic, hardware, micro_batches: micro_batches.count, stages, passes })
     }
 
-    /// The schedule of the pipeline on a simulated clock.
+    /// The schedule of the pipeline on a simulated clock, in the replica that takes longest.
     fn timeline(&self) -> Result<Timeline, Error> {
-        let schedule = self.traffic.layout.pipeline_schedule(self.micro_batches);
-        let seconds: Vec<PassSeconds> = self.passes.iter().map(|stage| stage.seconds).collect();
-        Ok(timeline::simulate(&schedule, &seconds, self.traffic.message().seconds(self.hardware)?))
+        let layout = self.traffic.layout;
+        let schedule = layout.pipeline_schedule(self.micro_batches);
+        let message = self.traffic.message().seconds(self.hardware)?;
+        let rank_of = |stage| schedule.kind.rank_of_stage(stage, schedule.num_ranks);
+        let simulate = |slowdowns: Vec<f64>| {
+            let passes = self.passes.iter().enumerate();
+            let seconds: Vec<PassSeconds> =
+                passes.map(|(stage, passes)| passes.seconds * slowdowns[rank_of(stage)]).collect();
+            timeline::simulate(&schedule, &seconds, message)
+        };
+        let replicas = self.hardware.slowdowns(layout)?.into_iter().map(simulate);
+        let slowest = replicas.max_by(|left, right| left.seconds.total_cmp(&right.seconds));
+        Ok(slowest.expect("a run has a replica"))
     }
 
     /// What the rank does that computes longest, and what it exchanges once in the step.
@@ -265,7 +313,8 @@ pub fn inference(model: &Model, batch: Batch, layout: &Layout, hardware: &Hardwa
     // Micro-batches follow one another through the stages, as fast as the slowest.
     let slowest = stages.iter().copied().fold(0.0, f64::max);
     let message = (stages.len() - 1) as f64 * traffic.message().seconds(hardware)?;
-    Ok(stages.iter().sum::<f64>() + message + (micro_batches.count - 1) as f64 * slowest)
+    let computed = stages.iter().sum::<f64>() + (micro_batches.count - 1) as f64 * slowest;
+    Ok(computed * hardware.largest_slowdown() + message)
 }
 
 /// The segments of each stage of the pipeline.
@@ -290,7 +339,7 @@ mod tests {
     use parallel::pipeline::ScheduleKind;
 
     use super::*;
-    use crate::hardware::{Dtype, round_numbers};
+    use crate::hardware::{Dtype, Link, Straggler, round_numbers};
     use crate::layout::{Divided, SequenceMode};
     use crate::segment::{Part, Partitions};
 
@@ -393,7 +442,7 @@ mod tests {
         // The stages are the embedding with two blocks, and the head: 0.4 + 0.8 s and 1.2 s a micro-batch.
         // Under 1F1B the second rank begins 0.4 s late, and the first ends 0.8 s after it.
         let mut hardware = round_numbers();
-        hardware.links[0] = crate::hardware::Link { ranks: 2, latency: 1e-9, bandwidth: 1e15 };
+        hardware.links[0] = Link { ranks: 2, latency: 1e-9, bandwidth: 1e15 };
         let step = training(&model(), BATCH, &layout(&[(Axis::Pipeline, 2)]), &hardware).unwrap();
         assert!((step.total() - (8.0 * 1.2 + 0.4 + 0.8)).abs() < 1e-6, "{step:?}");
         assert!((step.waiting - 1.2).abs() < 1e-6, "{step:?}");
@@ -407,13 +456,41 @@ mod tests {
     }
 
     #[test]
+    fn a_step_waits_for_its_slowest_rank() {
+        let hardware = |stragglers: &[(usize, f64)]| {
+            let stragglers = stragglers.iter().map(|&(rank, slowdown)| Straggler { rank, slowdown });
+            let links = vec![Link { ranks: 8, latency: 1e-9, bandwidth: 1e15 }];
+            Hardware { stragglers: stragglers.collect(), links, ..round_numbers() }
+        };
+        let step = |layout: &Layout, stragglers: &[(usize, f64)]| {
+            training(&model(), BATCH, layout, &hardware(stragglers)).unwrap()
+        };
+        // Two data-parallel ranks with half of the 19.2 s each, one of which takes twice as long.
+        let data = layout(&[(Axis::Data, 2)]);
+        let slow = step(&data, &[(1, 2.0)]);
+        assert!((slow.total() - 19.2).abs() < 1e-6 && (slow.waiting - 9.6).abs() < 1e-6, "{slow:?}");
+        // The second of two stages: its eight micro-batches of 1.2 s take twice as long, between the forward
+        // pass of the first and the backward pass of the last in the first stage.
+        let pipeline = layout(&[(Axis::Pipeline, 2)]);
+        let slow = step(&pipeline, &[(1, 2.0)]);
+        assert!((slow.total() - (0.4 + 8.0 * 2.4 + 0.8)).abs() < 1e-6, "{slow:?}");
+        // Replicas do not wait for one another before their gradients: the slowest counts.
+        let both = layout(&[(Axis::Pipeline, 2), (Axis::Data, 2)]);
+        let [one, two] = [&[(2, 2.0)][..], &[(2, 2.0), (1, 1.5)]].map(|slow| step(&both, slow).total());
+        assert!((one - two).abs() < 1e-9 && (one - (0.4 + 4.0 * 2.4 + 0.8)).abs() < 1e-6, "{one} {two}");
+
+        let error = training(&model(), BATCH, &data, &hardware(&[(2, 2.0)])).unwrap_err().to_string();
+        assert!(error.contains("`straggler.rank` is 2") && error.contains("2 ranks"), "{error}");
+    }
+
+    #[test]
     fn a_bound_is_never_above_the_schedule_and_not_far_below() {
         use ScheduleKind::{GPipe, Interleaved, OneForwardOneBackward, ZeroBubbleH1, ZeroBubbleV};
         let mut model = model();
         let block = model.segments[1];
         (0..6).for_each(|_| model.segments.insert(1, block));
         let mut hardware = round_numbers();
-        hardware.links[1] = crate::hardware::Link { ranks: 8, latency: 1e-9, bandwidth: 1e15 };
+        hardware.links[1] = Link { ranks: 8, latency: 1e-9, bandwidth: 1e15 };
         for schedule in [GPipe, OneForwardOneBackward, Interleaved, ZeroBubbleH1, ZeroBubbleV] {
             for ranks in [1, 2, 4] {
                 let layout = Layout { schedule, chunks: 2, ..layout(&[(Axis::Pipeline, ranks)]) };

@@ -18,6 +18,7 @@
 //! `docs/parallel.md` has the same table for users.
 
 use parallel::Axis;
+use serde::Serialize;
 
 use crate::Error;
 use crate::collective::Collective;
@@ -43,7 +44,8 @@ pub struct Exchange {
 }
 
 /// What ranks exchange something for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Purpose {
     /// The partial sums of tensor-parallel layers.
     Tensor,
@@ -78,7 +80,7 @@ impl Exchange {
         Self { purpose, collective, ranks, span: layout.span(axes), count: 1.0, bytes }
     }
 
-    fn times(self, count: f64) -> Self {
+    pub(crate) fn times(self, count: f64) -> Self {
         Self { count: self.count * count, ..self }
     }
 

@@ -127,6 +127,12 @@ pub(crate) struct PlanArgs {
     /// Plan for the hardware of a file, or for `h100`, `a100` or `laptop` [default: this machine].
     #[arg(long, value_name = "FILE|NAME")]
     pub(crate) hardware: Option<String>,
+    /// Write an optimizer step on a simulated clock: a trace of Chrome (`.json`) or a drawing (`.svg`).
+    #[arg(long, value_name = "FILE", conflicts_with = "search")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Replace the file of --trace if it exists.
+    #[arg(long, requires = "trace")]
+    pub(crate) force: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -447,6 +447,7 @@ impl PipelineRun {
             folder: &folder,
             mode: RunMode::Train,
             has_trained: false,
+            plan: None,
         };
         (stage.run)(&config, &mut ctx)?;
         Ok(ctx.has_trained)

@@ -91,6 +91,11 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
 
 fn by_parallel(parallel: &ParallelSection) -> Vec<IgnoredKey> {
     let mut keys = Vec::new();
+    if parallel.auto {
+        keys.push(("train.activation_checkpointing", "[parallel] auto chooses it"));
+    } else {
+        keys.push(("parallel.hardware", "only [parallel] auto = true plans for it"));
+    }
     let pipeline = &parallel.pipeline;
     if pipeline.size == 1 {
         let reason = "[parallel.pipeline] size is 1, so no layers are split";

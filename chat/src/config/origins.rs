@@ -35,6 +35,11 @@ impl Origins {
         self.0.extend(other.0.iter().map(|(key, origin)| (format!("{prefix}{key}"), origin.clone())));
     }
 
+    /// Sets the origin of one value.
+    pub(super) fn set(&mut self, key: String, origin: &str) {
+        self.0.insert(key, origin.to_owned());
+    }
+
     fn add(&mut self, tree: &Tree, prefix: &str) {
         for (key, entry) in tree {
             self.add_entry(entry, format!("{prefix}{key}"));

@@ -332,6 +332,11 @@ fn check_parallel(parallel: &ParallelSection, threads: Option<usize>) -> Result<
         return refuse("threads", 0, "must be at least 1; leave it out for a fair share of the cores");
     }
     let (sequence, tensor) = (&parallel.sequence, parallel.tensor.size);
+    if parallel.auto && *parallel != parallel.undivided() {
+        let wanted = "chooses the layout: leave out the other keys of [parallel] (all but transport and hardware), or set \
+                      this to false";
+        return refuse("parallel.auto", true, wanted);
+    }
     for (key, size) in [
         ("parallel.data", parallel.data.unwrap_or(1)),
         ("parallel.pipeline.size", parallel.pipeline.size),

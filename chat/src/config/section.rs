@@ -119,6 +119,14 @@ impl QuantizeType {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ParallelSection {
+    /// Chooses the layout when the run starts: every other key of `[parallel]` but `transport`, the
+    /// micro-batch, and whether activations are computed again. What it chooses is the fastest layout that
+    /// `plan --search` finds. A run that is resumed keeps its layout.
+    pub(crate) auto: bool,
+    /// The hardware that `auto` plans for: `h100`, `a100`, `laptop` or a hardware file. If absent, this
+    /// machine, as `doctor --bench` has measured it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hardware: Option<String>,
     /// The data-parallel size: the number of replicas that train on different rows. If absent, the number of
     /// processes divided by the sizes of the other axes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,6 +146,14 @@ pub(crate) struct ParallelSection {
     /// How bytes are sent: `auto` is shared memory within a machine and Gloo between machines; also `gloo`
     /// and `shared`.
     pub(crate) transport: Transport,
+}
+
+impl ParallelSection {
+    /// The same section without a layout.
+    pub(crate) fn undivided(&self) -> Self {
+        let Self { auto, transport, .. } = *self;
+        Self { auto, transport, hardware: self.hardware.clone(), ..Self::default() }
+    }
 }
 
 /// The `[parallel.pipeline]` section: how the layers of a model are distributed.

@@ -67,7 +67,7 @@ struct Moment {
 }
 
 /// The bytes that are moved in a step, by [`Phase`].
-pub(super) type DiskTraffic = [PhaseTraffic; 3];
+pub(super) type ChunkTraffic = [PhaseTraffic; 3];
 
 /// The bytes that are moved in a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -223,10 +223,10 @@ impl ChunkUses {
     }
 
     /// What one of many equal steps moves under a budget.
-    pub(super) fn disk_traffic(&self, budget: usize, placement: PlacementPolicy) -> DiskTraffic {
+    pub(super) fn traffic(&self, budget: usize, placement: PlacementPolicy) -> ChunkTraffic {
         let mut residency = Residency::new(self, budget, placement);
         for _ in 0..3 {
-            residency.traffic = DiskTraffic::default();
+            residency.traffic = ChunkTraffic::default();
             (0..self.moments.len()).for_each(|moment| residency.run(moment));
         }
         residency.traffic
@@ -256,7 +256,7 @@ struct Residency<'a> {
     resident: Vec<Option<bool>>,
     /// Whether each chunk has values. Gradients that were used have none and are not read.
     has_values: Vec<bool>,
-    traffic: DiskTraffic,
+    traffic: ChunkTraffic,
     phase: Phase,
 }
 
@@ -395,7 +395,7 @@ mod tests {
     fn a_budget_moves_what_does_not_fit() {
         let uses = two_pieces();
         let traffic = |budget, placement| -> [usize; 2] {
-            let phases = uses.disk_traffic(budget, placement);
+            let phases = uses.traffic(budget, placement);
             [phases.iter().map(|phase| phase.read).sum(), phases.iter().map(|phase| phase.written).sum()]
         };
         // Everything fits.

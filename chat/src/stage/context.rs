@@ -1,6 +1,7 @@
 //! The setup that all stages share: the folder to start from, the split of the model over the mesh, and the
 //! run folder.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,14 +23,15 @@ use text::number;
 
 use crate::config::{ConfigError, RunConfig, StageSchema};
 use crate::console::print_stderr;
-use crate::folder::RunFolder;
+use crate::folder::{COMMUNICATION, RunFolder};
 use crate::live::Live;
 use crate::output::check_writable;
 use crate::record::{FolderRecorder, JsonlRecorder, MultiRecorder, TensorboardRecorder};
+use crate::stage::model_memory::places_in_model;
 use crate::stage::model_parallel::model_parallel;
 use crate::stage::plan::Plan;
 use crate::stage::quantities;
-use crate::{device, interrupt, model_folder};
+use crate::{device, interrupt, model_folder, own_file};
 
 /// The context of a stage.
 pub(crate) struct StageContext<'a> {
@@ -48,6 +50,8 @@ pub(crate) struct StageContext<'a> {
     pub(crate) mode: RunMode<'a>,
     /// Whether the stage has trained: a finished run does not.
     pub(crate) has_trained: bool,
+    /// What the stage has planned, in mode [`RunMode::Plan`].
+    pub(crate) plan: Option<Plan>,
 }
 
 /// The purpose of a run. All modes but `Train` stop before the run folder is created.
@@ -56,19 +60,28 @@ pub(crate) enum RunMode<'a> {
     Train,
     /// Check everything and print the plan to stderr.
     DryRun,
-    /// Print the plan to stdout.
+    /// Leave the plan in the context.
     Plan(&'a PlanRequest),
 }
 
-/// What is to be planned, and how it is printed.
+/// What is to be planned.
 #[derive(Debug, PartialEq)]
 pub(crate) struct PlanRequest {
-    /// As a JSON object instead of lines.
-    pub(crate) json: bool,
-    /// The number of ranks for which the fastest layouts are searched.
-    pub(crate) search: Option<usize>,
+    /// The layouts among which the fastest are searched.
+    pub(crate) search: Option<SearchScope>,
     /// The hardware of the run; if absent, this machine.
     pub(crate) hardware: Option<Hardware>,
+    /// Whether a step is simulated.
+    pub(crate) trace: bool,
+}
+
+/// The layouts among which the fastest are searched.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct SearchScope {
+    /// The number of ranks.
+    pub(crate) ranks: usize,
+    /// Whether micro-batch and activation checkpointing stay as the run file has them.
+    pub(crate) keeps_micro_batch: bool,
 }
 
 /// Returns the folder to load the model from: the checkpoint of a resumed run, or the folder that
@@ -250,28 +263,25 @@ pub(super) fn load_trunk(folder: &ModelFolder, options: &LoadOptions) -> Result<
     CausalLm::load(folder.path(), &LoadOptions { trainable: false, ..options.clone() })
 }
 
-/// Prints the plan of a run whose models cannot be loaded, because they do not fit or are for other hardware,
-/// if only the plan is wanted. Returns whether it did.
-pub(super) fn ends_with_plan(plan: &Plan, ctx: &StageContext<'_>) -> anyhow::Result<bool> {
-    let RunMode::Plan(request) = ctx.mode else { return Ok(false) };
+/// Whether only the plan is wanted, of a run whose models cannot be loaded: they do not fit, or are for other
+/// hardware. The plan is then in the context.
+pub(super) fn ends_with_plan(plan: &Plan, ctx: &mut StageContext<'_>) -> bool {
+    let RunMode::Plan(request) = ctx.mode else { return false };
     if plan.shortage.is_none() && request.search.is_none() && request.hardware.is_none() {
-        return Ok(false);
+        return false;
     }
-    if ctx.groups.is_rank_zero() {
-        plan.print(request.json)?;
-    }
-    Ok(true)
+    ctx.plan = Some(plan.clone());
+    true
 }
 
-/// Prints the plan, and says whether there is something to train.
-fn is_to_train(config: &RunConfig, plan: &mut Plan, ctx: &StageContext<'_>) -> anyhow::Result<bool> {
+/// Shows the plan, and says whether there is something to train.
+fn is_to_train(config: &RunConfig, plan: &mut Plan, ctx: &mut StageContext<'_>) -> anyhow::Result<bool> {
     let groups = ctx.groups;
     plan.loaded_bytes = groups.world().all_gather_object(vec![memory::peak_rss_bytes()])?;
-    if groups.is_rank_zero() {
-        match ctx.mode {
-            RunMode::Plan(request) => plan.print(request.json)?,
-            RunMode::Train | RunMode::DryRun => plan.show(),
-        }
+    match ctx.mode {
+        RunMode::Plan(_) => ctx.plan = Some(plan.clone()),
+        RunMode::Train | RunMode::DryRun if groups.is_rank_zero() => plan.show(),
+        RunMode::Train | RunMode::DryRun => {}
     }
     // Of a length that the file says, the configuration knows already.
     if groups.is_rank_zero()
@@ -373,6 +383,7 @@ pub(super) fn run_in_folder(
         }
     })?;
     report_traffic(&ctx.memory, groups);
+    report_communication(&config.out, groups)?;
     step_seconds.report(predicted_seconds, ctx.stage);
     report_peak_memory(predicted_bytes, groups)
 }
@@ -428,6 +439,20 @@ fn report_traffic(memory: &ChunkManager, groups: &ProcessGroups) {
         number::counted(fetches, "piece"),
         mebibytes(written_bytes)
     ));
+}
+
+/// Writes what each rank has sent, and prints the sum of rank 0.
+fn report_communication(out: &Path, groups: &ProcessGroups) -> anyhow::Result<()> {
+    if groups.world().size() == 1 {
+        return Ok(());
+    }
+    let sent = groups.world().all_gather_object(vec![groups.sent()])?;
+    if groups.is_rank_zero() {
+        own_file::write(&out.join(COMMUNICATION), serde_json::to_string_pretty(&sent)?.as_bytes())?;
+        let bytes: u64 = sent[0].values().flat_map(BTreeMap::values).map(|sent| sent.bytes).sum();
+        print_stderr(&format!("sent by rank 0: {}", quantities::mebibytes(&[bytes])));
+    }
+    Ok(())
 }
 
 /// Prints the peak memory of each process, beside the one that was `predicted` for the process that needs
@@ -513,8 +538,8 @@ fn check_experts(config: &RunConfig, models: &[&Config]) -> anyhow::Result<()> {
 /// Refuses models that cannot be split over `mesh`. Only the configurations of the models are needed.
 pub(super) fn check_mesh(config: &RunConfig, models: &[&Config], mesh: &Mesh) -> anyhow::Result<()> {
     check_experts(config, models)?;
-    for rank in 0..mesh.world_size() {
-        let split = model_parallel(config, &ProcessGroups::fake(&mesh.for_rank(rank)));
+    for place in places_in_model(mesh) {
+        let split = model_parallel(config, &ProcessGroups::fake(&place));
         models.iter().try_for_each(|model| decoder::build::check_model_parallel(model, &split))?;
     }
     Ok(())

@@ -1,13 +1,19 @@
 //! What a stage consists of. Every stage is one file of this folder with a `static STAGE: Stage`.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use anyhow::Context;
 use datasets::Names;
+use parallel::{Mesh, ProcessGroups};
 use tui::dashboard::Charts;
 
-use super::context::StageContext;
+use super::context::{PlanRequest, RunMode, StageContext, chunk_manager};
+use super::plan::Plan;
 use super::preflight::Preflight;
 use crate::config::{RunConfig, StageSchema};
+use crate::display::Display;
+use crate::folder::RunFolder;
 
 /// A training stage: what the command line, the configuration, the pipeline and the reports know of it.
 #[derive(Debug)]
@@ -28,6 +34,30 @@ pub(crate) struct Stage {
     pub(crate) preflight: fn(&mut Preflight<'_>, &RunConfig) -> anyhow::Result<String>,
     /// Loads the models and rows, and trains.
     pub(crate) run: fn(&RunConfig, &mut StageContext<'_>) -> anyhow::Result<()>,
+}
+
+impl Stage {
+    /// Plans the stage in this process, for the ranks of `mesh`.
+    pub(crate) fn plan(
+        &'static self,
+        request: &PlanRequest,
+        config: &RunConfig,
+        (groups, mesh): (&Arc<ProcessGroups>, &Mesh),
+    ) -> anyhow::Result<Plan> {
+        let mut ctx = StageContext {
+            stage: &self.schema,
+            groups,
+            memory: chunk_manager(config, groups)?,
+            mesh,
+            recorder: &mut Display::new(self.schema.units.step),
+            folder: &RunFolder::for_plan(&config.out),
+            mode: RunMode::Plan(request),
+            has_trained: false,
+            plan: None,
+        };
+        (self.run)(config, &mut ctx)?;
+        ctx.plan.context("a stage that is only planned leaves its plan")
+    }
 }
 
 /// The help texts of a subcommand.

@@ -118,7 +118,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     };
     let replies = tasks.as_ref().and_then(|tasks| tasks.replies(&tokenizer));
     let plan = sft::planned(config, ctx, &[trained, frozen], &inputs, replies)?;
-    if context::ends_with_plan(&plan, ctx)? {
+    if context::ends_with_plan(&plan, ctx) {
         return Ok(());
     }
     let options = trainable_options(config, ctx)?;

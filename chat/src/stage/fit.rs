@@ -108,7 +108,7 @@ fn lacks(config: &RunConfig, mesh: &Mesh, work: Work<'_>) -> anyhow::Result<Opti
 /// The same of a run whose state is known.
 pub(super) fn lacks_beside(run: PlannedRun<'_>) -> anyhow::Result<Option<Shortage>> {
     let PlannedRun { config, work, state, .. } = run;
-    let held: usize = state.iter().map(|model| model.bytes.total()).sum();
+    let held = run.held_bytes();
     let optimizer: usize = state.iter().map(|model| model.bytes.optimizer).sum();
     let least = work.lengths.at_least();
     let least = PlannedRun { work: Work { lengths: &least, ..work }, ..run };
@@ -130,6 +130,14 @@ pub(super) fn lacks_beside(run: PlannedRun<'_>) -> anyhow::Result<Option<Shortag
     let is_certain = exact > available || least as f64 > (1.0 + TOLERANCE) * available as f64;
     let shortage = Shortage { limit, needed, available, is_certain, changes: Vec::new() };
     Ok((needed > available).then_some(shortage))
+}
+
+/// The largest budget that leaves room for the program and for a sandbox.
+pub(super) fn machine_budget(config: &RunConfig, work: Work<'_>) -> Option<ByteSize> {
+    let bytes = ((1.0 - TOLERANCE) * work.machine_bytes? as f64) as usize;
+    let beside = peak_memory::in_dtype(work.program_bytes, config) + peak_memory::sandbox_bytes(work.lengths);
+    let bytes = bytes.saturating_sub(beside) / ROUNDING_BYTES * ROUNDING_BYTES;
+    (bytes > 0).then_some(ByteSize(bytes as u64))
 }
 
 /// The changes that make a run fit: of one setting if there are such, otherwise of several.
@@ -195,21 +203,16 @@ impl Variant {
             return Ok(None);
         }
         let bytes = ((1.0 + TOLERANCE) * shortage.needed as f64) as usize;
-        Ok(Some(self.with_budget(bytes.next_multiple_of(ROUNDING_BYTES))))
+        Ok(Some(self.with_budget(ByteSize(bytes.next_multiple_of(ROUNDING_BYTES) as u64))))
     }
 
-    /// Where no budget is set, the largest that leaves room for the program and for a sandbox.
     fn with_machine_budget(&self, work: Work<'_>) -> Option<Self> {
-        let machine = work.machine_bytes.filter(|_| self.config.gemini.device_memory.is_none())?;
-        let bytes = ((1.0 - TOLERANCE) * machine as f64) as usize;
-        let beside = peak_memory::in_dtype(work.program_bytes, &self.config)
-            + peak_memory::sandbox_bytes(work.lengths);
-        let bytes = bytes.saturating_sub(beside) / ROUNDING_BYTES * ROUNDING_BYTES;
-        (bytes > 0).then(|| self.with_budget(bytes))
+        machine_budget(&self.config, work)
+            .filter(|_| self.config.gemini.device_memory.is_none())
+            .map(|size| self.with_budget(size))
     }
 
-    fn with_budget(&self, bytes: usize) -> Self {
-        let size = ByteSize(bytes as u64);
+    fn with_budget(&self, size: ByteSize) -> Self {
         self.changed(format!("[gemini] device_memory = \"{size}\""), |config| {
             config.gemini.device_memory = Some(size);
         })

@@ -1,8 +1,6 @@
 //! What the models of a stage need in each process, from their configurations alone: before anything is
 //! loaded, and for any number of processes.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use gemini::StateBytes;
@@ -90,20 +88,21 @@ pub(super) fn of_fullest_process(
     mesh: &Mesh,
     models: &[PlannedModel<'_>],
 ) -> anyhow::Result<Vec<ModelBytes>> {
-    // Processes that differ along the other axes hold the same parameters.
-    const AXES: [Axis; 5] = [Axis::Pipeline, Axis::Expert, Axis::Depth, Axis::Row, Axis::Tensor];
-    let mut seen: HashMap<[usize; 5], Vec<ModelBytes>> = HashMap::new();
-    for rank in 0..mesh.world_size() {
-        let place = mesh.for_rank(rank);
-        let key = AXES.map(|axis| place.coordinate(axis));
-        if let Entry::Vacant(new) = seen.entry(key) {
-            let groups = ProcessGroups::fake(&place);
-            let bytes = models.iter().map(|model| bytes_of(config, &groups, model));
-            new.insert(bytes.collect::<Result<_, _>>()?);
-        }
-    }
+    let of_place = |place: Mesh| -> Result<Vec<ModelBytes>, models::Error> {
+        let groups = ProcessGroups::fake(&place);
+        models.iter().map(|model| bytes_of(config, &groups, model)).collect()
+    };
+    let places = places_in_model(mesh).into_iter().map(of_place).collect::<Result<Vec<_>, _>>()?;
     let total = |models: &Vec<ModelBytes>| models.iter().map(|model| model.bytes.total()).sum::<usize>();
-    Ok(seen.into_values().max_by_key(total).unwrap_or_default())
+    Ok(places.into_iter().max_by_key(total).unwrap_or_default())
+}
+
+/// The mesh as one rank of each place in a model sees it: ranks that differ along no other axis than data and
+/// sequence hold the same parameters.
+pub(super) fn places_in_model(mesh: &Mesh) -> Vec<Mesh> {
+    const COPIES: [Axis; 2] = [Axis::Data, Axis::Sequence];
+    let ranks = (0..mesh.world_size()).map(|rank| mesh.for_rank(rank));
+    ranks.filter(|place| COPIES.iter().all(|&axis| place.coordinate(axis) == 0)).collect()
 }
 
 /// The numbers of parameters of a full model.

@@ -149,7 +149,7 @@ pub(super) fn run<A: Algorithm>(config: &RunConfig, ctx: &mut StageContext<'_>) 
     let lora = context::trained_adapter(adapter.as_ref(), &folder)?;
     let model = PlannedModel::trained("model", &architecture, head, kind).with_adapter(lora.as_ref());
     let plan = planned::<A>(config, ctx, (model, &inputs), tasks.as_ref(), &tokenizer)?;
-    if context::ends_with_plan(&plan, ctx)? {
+    if context::ends_with_plan(&plan, ctx) {
         return Ok(());
     }
     let options = trainable_options(config, ctx)?;

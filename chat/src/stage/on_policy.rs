@@ -184,7 +184,7 @@ pub(super) fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Res
     let adapter = context::new_adapter(config, &folders.policy, ctx)?;
     let planned = PerRole::find_planned(config, &folders, adapter.as_ref())?;
     let plan = planned.plan(config, ctx, &inputs, replies)?;
-    if context::ends_with_plan(&plan, ctx)? {
+    if context::ends_with_plan(&plan, ctx) {
         return Ok(());
     }
     let Inputs { prompts, ptx, .. } = inputs;

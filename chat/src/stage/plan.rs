@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use parallel::{Axis, Mesh};
+use planner::trace::Trace;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use text::number;
@@ -13,7 +14,7 @@ use super::peak_memory::PeakMemory;
 use super::quantities::{in_seconds, mebibytes};
 use super::rows::EncodedRows;
 use super::search::Found;
-use super::step_time::{DtypeTime, StepTime};
+use super::step_time::{DtypeTime, PlannedExchange, StepTime};
 use crate::config::{RunConfig, StageSchema, Units};
 use crate::console::{print, print_stderr};
 use crate::own_file;
@@ -37,6 +38,10 @@ pub(crate) struct StagePlan {
     pub(crate) shortage: Option<Shortage>,
     /// The fastest layouts, if they are wanted.
     pub(crate) search: Option<Found>,
+    /// A simulated step, if it is wanted.
+    pub(crate) trace: Option<Trace>,
+    /// What each rank of the pipeline sends in an optimizer step.
+    pub(crate) communication: Vec<Vec<PlannedExchange>>,
 }
 
 impl StagePlan {
@@ -51,6 +56,8 @@ impl StagePlan {
             other_dtype: None,
             shortage: None,
             search: None,
+            trace: None,
+            communication: Vec::new(),
         }
     }
 
@@ -61,7 +68,7 @@ impl StagePlan {
 }
 
 /// The size and the layout of a run.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Plan {
     pub(crate) stage: &'static str,
     /// The words for what is counted below.
@@ -108,7 +115,13 @@ pub(crate) struct Plan {
     pub(crate) shortage: Option<Shortage>,
     /// The fastest layouts, if they are wanted.
     #[serde(skip_serializing_if = "Option::is_none")]
-    search: Option<Found>,
+    pub(crate) search: Option<Found>,
+    /// A simulated step, if it is wanted.
+    #[serde(skip)]
+    pub(crate) trace: Option<Trace>,
+    /// What each rank of the pipeline sends in an optimizer step.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    communication: Vec<Vec<PlannedExchange>>,
 }
 
 impl Plan {
@@ -163,6 +176,8 @@ impl Plan {
             other_dtype: models.other_dtype,
             shortage: models.shortage,
             search: models.search,
+            trace: models.trace,
+            communication: models.communication,
             memory: models.models,
         }
     }
@@ -303,14 +318,14 @@ fn peak_line(peak: &PeakMemory) -> String {
 }
 
 fn time_text(time: &StepTime, other_dtype: Option<DtypeTime>) -> String {
-    let StepTime { seconds, computation, communication, waiting, rollout, update, disk } = *time;
+    let StepTime { seconds, computation, communication, waiting, rollout, update, offload } = *time;
     let parts = [
         (computation, "computation"),
         (communication, "communication"),
         (waiting, "waiting for other stages"),
         (rollout, "rollout"),
         (update, "updates"),
-        (disk, "disk"),
+        (offload, "moving chunks"),
     ];
     let parts = parts.into_iter().filter(|(part, _)| *part > 0.0);
     let parts: Vec<String> = parts.map(|(part, name)| format!("{} of {name}", in_seconds(part))).collect();
@@ -376,6 +391,8 @@ mod tests {
             other_dtype: None,
             shortage: None,
             search: None,
+            trace: None,
+            communication: Vec::new(),
         }
     }
 

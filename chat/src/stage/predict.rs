@@ -5,7 +5,7 @@ use planner::Hardware;
 use rlhf::config::OldLogprobs;
 use tch::Device;
 
-use super::context::{RunMode, StageContext};
+use super::context::{RunMode, SearchScope, StageContext};
 use super::fit::Shortage;
 use super::lengths::SequenceLengths;
 use super::model_memory::{PlannedModel, num_parameters, of_fullest_process};
@@ -43,7 +43,7 @@ pub(super) fn check(
     };
     let other = request.and_then(|request| request.hardware.as_ref());
     let search = request.and_then(|request| request.search);
-    let processes = search.unwrap_or(ctx.mesh.world_size());
+    let processes = search.map_or(ctx.mesh.world_size(), |scope| scope.ranks);
     let measured = if other.is_none() { hardware::load(threads(config, ctx, processes))? } else { None };
     let hardware = other.or(measured.as_ref());
     let numbers = Numbers::new(config, models);
@@ -65,9 +65,16 @@ pub(super) fn check(
     let run = PlannedRun { config, mesh, work, state: &state };
     let peak = Some(peak_memory::predict(run)?);
     let search =
-        search.map(|ranks| search_layouts((ctx.stage, config), work, hardware, ranks)).transpose()?;
-    let plan = StagePlan { peak, shortage, search, ..StagePlan::of(parameters, state.clone()) };
-    let Some(hardware) = hardware else { return Ok(plan) };
+        search.map(|scope| search_layouts((ctx.stage, config), work, hardware, scope)).transpose()?;
+    let communication = if mesh.world_size() > 1 { run.communication()? } else { Vec::new() };
+    let plan =
+        StagePlan { peak, shortage, search, communication, ..StagePlan::of(parameters, state.clone()) };
+    let wants_trace = request.is_some_and(|request| request.trace);
+    let Some(hardware) = hardware else {
+        return if wants_trace { Err(unknown_speeds("--trace")) } else { Ok(plan) };
+    };
+    let trace = wants_trace.then(|| run.trace(hardware)).transpose().map_err(of_hardware)?;
+    let plan = StagePlan { trace, ..plan };
     Ok(match run.step_time(hardware) {
         Ok(time) => {
             let other_dtype = Some(in_other_dtype(run, hardware)?);
@@ -80,30 +87,35 @@ pub(super) fn check(
     })
 }
 
-/// Finds the layouts of `ranks` ranks in which a step is fastest.
+/// Finds the layouts in which a step is fastest.
 fn search_layouts(
     stage: (&StageSchema, &RunConfig),
     work: Work<'_>,
     hardware: Option<&Hardware>,
-    ranks: usize,
+    scope: SearchScope,
 ) -> anyhow::Result<Found> {
-    let Some(hardware) = hardware else {
-        let problem = "the speeds of this machine are not known: run `colossal-chat doctor --bench` once, or name other \
-                       hardware with --hardware"
-            .to_owned();
-        return Err(ConfigError::Argument { argument: "--search".to_owned(), problem }.into());
-    };
+    let hardware = hardware.ok_or_else(|| unknown_speeds("--search"))?;
     // Ranks on this machine share its memory.
     let machine_bytes = Some(hardware.device.memory_of_rank() as usize);
-    search::fastest(stage, Work { machine_bytes, ..work }, hardware, ranks).map_err(|error| {
-        // Such as more ranks than the hardware has links for.
-        match error.downcast::<planner::Error>() {
-            Ok(error) => {
-                ConfigError::Argument { argument: "--hardware".to_owned(), problem: error.to_string() }.into()
-            }
-            Err(error) => error,
+    search::fastest(stage, Work { machine_bytes, ..work }, hardware, scope).map_err(of_hardware)
+}
+
+/// Nothing is known of this machine's speeds, which a flag needs.
+fn unknown_speeds(flag: &str) -> anyhow::Error {
+    let problem = "the speeds of this machine are not known: run `colossal-chat doctor --bench` once, or name other \
+                   hardware with --hardware"
+        .to_owned();
+    ConfigError::Argument { argument: flag.to_owned(), problem }.into()
+}
+
+/// What hardware lacks for a plan, such as links for as many ranks.
+fn of_hardware(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast::<planner::Error>() {
+        Ok(error) => {
+            ConfigError::Argument { argument: "--hardware".to_owned(), problem: error.to_string() }.into()
         }
-    })
+        Err(error) => error,
+    }
 }
 
 /// The time of a step of the same run with weights in the other dtype.

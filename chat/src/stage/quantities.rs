@@ -1,7 +1,7 @@
 //! Seconds and bytes as text.
 
 /// Formats a time with three digits.
-pub(super) fn in_seconds(seconds: f64) -> String {
+pub(crate) fn in_seconds(seconds: f64) -> String {
     let digits = match seconds {
         100.0.. => 0,
         10.0.. => 1,

@@ -104,7 +104,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let row = RowTokens::mean(&train.rows, |row| ([row.chosen.len(), row.rejected.len()], 0));
     let models = predict::check(config, ctx, &[planned], &SequenceLengths::of(&train, 2, row))?;
     let plan = Plan::one_model(ctx.stage, config, ctx.mesh, models, &train, train.rows.len());
-    if context::ends_with_plan(&plan, ctx)? {
+    if context::ends_with_plan(&plan, ctx) {
         return Ok(());
     }
     let model = load(&folder, adapter.as_ref(), config.seed, &trainable_options(config, ctx)?)?;

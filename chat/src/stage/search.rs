@@ -19,6 +19,7 @@ use planner::{Hardware, search};
 use serde::Serialize;
 use text::number;
 
+use super::context::SearchScope;
 use super::fit;
 use super::model_memory::ModelBytes;
 use super::model_parallel::model_parallel;
@@ -28,7 +29,7 @@ use super::segments;
 use super::step_time::StepTime;
 use super::work::{PlannedRun, Work};
 use crate::config::section::SequenceMode;
-use crate::config::{Difference, RunConfig, StageSchema, differences};
+use crate::config::{ChosenLayout, Difference, RunConfig, StageSchema, differences};
 use crate::launch;
 
 /// How many layouts are told.
@@ -57,14 +58,17 @@ pub(crate) struct Found {
     /// The memory of a rank, in bytes.
     available: Option<usize>,
     /// The fastest layouts, the best first.
-    fastest: Vec<FastLayout>,
+    pub(crate) fastest: Vec<FastLayout>,
 }
 
 /// A layout with what is predicted of it.
 #[derive(Clone, Debug, Serialize)]
-struct FastLayout {
+pub(crate) struct FastLayout {
     #[serde(skip)]
     mesh: Mesh,
+    /// The run file with this layout, the data-parallel size included.
+    #[serde(skip)]
+    config: RunConfig,
     /// The keys of the run file, with their values.
     settings: BTreeMap<String, String>,
     /// The seconds of a step.
@@ -81,7 +85,7 @@ struct Search<'a> {
     config: &'a RunConfig,
     work: Work<'a>,
     hardware: &'a Hardware,
-    ranks: usize,
+    scope: SearchScope,
     /// Whether the models can be divided so, by the sizes of the axes that divide them.
     divides: RefCell<HashMap<Division, bool>>,
 }
@@ -96,25 +100,26 @@ struct Division {
     tensor: usize,
 }
 
-/// Finds the fastest layouts of `ranks` ranks on the hardware.
+/// Finds the fastest layouts of a scope on the hardware.
 pub(super) fn fastest(
     (stage, config): (&StageSchema, &RunConfig),
     work: Work<'_>,
     hardware: &Hardware,
-    ranks: usize,
+    scope: SearchScope,
 ) -> anyhow::Result<Found> {
-    let search = Search { stage, config, work, hardware, ranks, divides: RefCell::default() };
+    let search = Search { stage, config, work, hardware, scope, divides: RefCell::default() };
     let mut candidates = search.space().candidates();
     candidates.retain(|candidate| search.is_possible(candidate));
     let layouts = candidates.len();
     let bound = |candidate: &Candidate| search.least_seconds(candidate);
-    let exact = |candidate: &Candidate| search.predict(candidate);
+    let exact = |candidate: &Candidate, slowest: f64| search.predict(candidate, slowest);
     let found = search::best(candidates, KEPT, bound, exact)?;
     let mut fastest = Vec::new();
-    for (candidate, known) in found {
-        fastest.push(FastLayout { settings: search.settings(&candidate)?, ..known });
+    for (_, layout) in found {
+        fastest.push(FastLayout { settings: search.settings(&layout.config)?, ..layout });
     }
-    Ok(Found { device: device_name(hardware), ranks, layouts, available: work.machine_bytes, fastest })
+    let (device, ranks) = (device_name(hardware), scope.ranks);
+    Ok(Found { device, ranks, layouts, available: work.machine_bytes, fastest })
 }
 
 impl Search<'_> {
@@ -124,15 +129,16 @@ impl Search<'_> {
         let heads = architectures().map(|model| model.num_heads).min().unwrap_or(1);
         let experts =
             architectures().filter_map(|model| model.experts.as_ref()).map(|experts| experts.num_experts);
+        let ranks = self.scope.ranks;
         let factors =
-            |most: usize| (1..=most.min(self.ranks)).filter(|&size| self.ranks.is_multiple_of(size));
+            |most: usize| (1..=most.min(ranks)).filter(move |&size| ranks.is_multiple_of(size));
         // Predictions divide a model evenly.
         let divides_heads =
             |&size: &usize| architectures().all(|model| (model.num_heads as usize).is_multiple_of(size));
 
         let rows = peak_memory::step_rows(self.config, self.work.lengths);
         Space {
-            ranks: self.ranks,
+            ranks,
             tensor: factors(heads as usize).filter(divides_heads).collect(),
             // The embedding and the head are segments, too.
             most_stages: layers as usize + 2,
@@ -146,15 +152,26 @@ impl Search<'_> {
             most_sequence_ranks: self.work.lengths.longest.max(1),
             zero: vec![0, 1, 2, 3],
             schedules: SCHEDULES.to_vec(),
-            recomputes: vec![false, true],
+            recomputes: self.recomputes(),
             rows,
             micro_batch_sizes: self.micro_batch_sizes(rows),
         }
     }
 
+    /// Whether activations are computed again, as far as it is open.
+    fn recomputes(&self) -> Vec<bool> {
+        if self.scope.keeps_micro_batch {
+            return vec![self.config.train.activation_checkpointing];
+        }
+        vec![false, true]
+    }
+
     /// Powers of two, and the one of the run file. In a supervised stage they divide the rows of a step.
     fn micro_batch_sizes(&self, rows: usize) -> Vec<usize> {
         let own = self.config.train.micro_batch_size;
+        if self.scope.keeps_micro_batch {
+            return vec![own];
+        }
         let powers = std::iter::successors(Some(1), |size| Some(2 * size)).take_while(|&size| size <= rows);
         let mut sizes: Vec<usize> = powers.chain([own]).collect();
         sizes.sort_unstable();
@@ -238,39 +255,79 @@ impl Search<'_> {
         PlannedRun { config: &config, mesh, work: self.work, state: &state }.least_seconds(self.hardware)
     }
 
-    /// What is predicted of a candidate with its seconds; `None` if it does not fit.
-    fn predict(&self, candidate: &Candidate) -> anyhow::Result<Option<(f64, FastLayout)>> {
+    /// What is predicted of a candidate with its seconds; `None` if it does not fit, or if it surely takes
+    /// longer than `slowest` seconds. A layout that fits only with a budget gets one.
+    fn predict(&self, candidate: &Candidate, slowest: f64) -> anyhow::Result<Option<(f64, FastLayout)>> {
         let config = self.configuration(candidate);
         let mesh = &candidate.layout.mesh;
         let state = of_fullest_rank(&config, mesh, self.work)?;
-        // Most layouts of a large model do not hold its state, which is known at once.
-        let held: usize = state.iter().map(|model| model.bytes.total()).sum();
-        let has_budget = self.config.gemini.device_memory.is_some();
-        if !has_budget
-            && self.work.machine_bytes.is_some_and(|available| held + self.work.program_bytes > available)
-        {
-            return Ok(None);
-        }
         let run = PlannedRun { config: &config, mesh, work: self.work, state: &state };
-        let peak_memory = peak_memory::predict(run)?;
-        let fits = match config.gemini.device_memory.filter(|_| self.needs_budget(&config)) {
-            // Nothing is to leave the device for a budget that only ZeRO asks for.
-            Some(budget) => held + peak_memory.activations.max(peak_memory.rollout) <= budget.0 as usize,
-            None => fit::lacks_beside(run)?.is_none(),
-        };
-        if !fits {
+        if self.fits(run)? {
+            return self.predicted(run).map(Some);
+        }
+        let Some(config) = self.offloaded(run, slowest) else { return Ok(None) };
+        let run = PlannedRun { config: &config, ..run };
+        if fit::lacks_beside(run)?.is_some() {
             return Ok(None);
         }
+        self.predicted(run).map(Some)
+    }
 
+    /// Whether a layout fits without moving chunks, or with those of the budget of the run file.
+    fn fits(&self, run: PlannedRun<'_>) -> anyhow::Result<bool> {
+        let Work { program_bytes, machine_bytes, .. } = self.work;
+        let held = run.held_bytes();
+        // Most layouts of a large model do not hold its state, which is known at once.
+        let has_budget = self.config.gemini.device_memory.is_some();
+        if !has_budget && machine_bytes.is_some_and(|available| held + program_bytes > available) {
+            return Ok(false);
+        }
+        match run.config.gemini.device_memory.filter(|_| self.needs_budget(run.config)) {
+            // Nothing is to leave the device for a budget that only ZeRO asks for.
+            Some(budget) => {
+                let peak = peak_memory::predict(run)?;
+                Ok(held + peak.activations.max(peak.rollout) <= budget.0 as usize)
+            }
+            None => Ok(fit::lacks_beside(run)?.is_none()),
+        }
+    }
+
+    /// The same with the largest budget, if the run file has none, the hardware holds what leaves the device,
+    /// and it may take at most `slowest` seconds.
+    fn offloaded(&self, run: PlannedRun<'_>, slowest: f64) -> Option<RunConfig> {
+        let tier = self.hardware.outer_tier().ok()?;
+        if self.config.gemini.device_memory.is_some() {
+            return None;
+        }
+        let budget = fit::machine_budget(run.config, self.work)?;
+        let outside = run.held_bytes().saturating_sub(budget.0 as usize);
+        // A step reads all weights and all of the state of the optimizer.
+        let gradients: usize = run.state.iter().map(|model| model.bytes.gradients).sum();
+        let least_seconds = outside.saturating_sub(gradients) as f64 / tier.read;
+        if least_seconds > slowest || tier.memory.is_some_and(|memory| outside as u64 > memory) {
+            return None;
+        }
+        let mut config = run.config.clone();
+        config.gemini.device_memory = Some(budget);
+        Some(config)
+    }
+
+    fn predicted(&self, run: PlannedRun<'_>) -> anyhow::Result<(f64, FastLayout)> {
         let step_time = run.step_time(self.hardware)?;
-        let (mesh, settings) = (mesh.clone(), BTreeMap::new());
-        let found = FastLayout { mesh, settings, step_time, peak_memory, memory: state };
-        Ok(Some((step_time.seconds, found)))
+        let found = FastLayout {
+            mesh: run.mesh.clone(),
+            config: run.config.clone(),
+            settings: BTreeMap::new(),
+            step_time,
+            peak_memory: peak_memory::predict(run)?,
+            memory: run.state.to_vec(),
+        };
+        Ok((step_time.seconds, found))
     }
 
     /// The keys of the run file that the layout changes.
-    fn settings(&self, candidate: &Candidate) -> anyhow::Result<BTreeMap<String, String>> {
-        let mut config = self.configuration(candidate);
+    fn settings(&self, chosen: &RunConfig) -> anyhow::Result<BTreeMap<String, String>> {
+        let mut config = chosen.clone();
         // What the number of ranks leaves for it.
         config.parallel.data = self.config.parallel.data;
         let [was, now] = [self.config.to_toml(self.stage)?, config.to_toml(self.stage)?];
@@ -314,21 +371,13 @@ fn device_name(hardware: &Hardware) -> String {
 impl Found {
     /// The layouts as lines of text.
     pub(super) fn lines(&self) -> Vec<String> {
-        let Self { device, ranks, layouts, available, fastest } = self;
-        let fit = available.map_or_else(String::new, |bytes| format!(" that fit into {}", mebibytes(bytes)));
-        let of = format!(
-            "{} of {}",
-            number::counted(*layouts as u64, "layout"),
-            number::counted(*ranks as u64, "rank")
-        );
+        let Self { device, available, fastest, .. } = self;
         if fastest.is_empty() {
-            return vec![format!(
-                "search: of {of} on {device}, there are none{fit}: take more ranks, shorter rows \
-                                 ([data] max_length) or adapters ([model.lora])"
-            )];
+            return vec![format!("search: {}", self.nothing_fits())];
         }
 
-        let mut lines = vec![format!("search: the fastest of {of} on {device}{fit}:")];
+        let mut lines =
+            vec![format!("search: the fastest of {} on {device}{}:", self.compared(), self.that_fit())];
         for (index, layout) in fastest.iter().enumerate() {
             lines.push(format!("  {}. {}", index + 1, layout.summary()));
             lines.push(format!("     {}", layout.reasons(*available)));
@@ -340,9 +389,38 @@ impl Found {
         }
         lines
     }
+
+    /// Says that a layout is the fastest.
+    pub(crate) fn chosen(&self, layout: &FastLayout) -> String {
+        format!("the fastest of {}: {}", self.compared(), layout.summary())
+    }
+
+    /// Says that there is no layout, and what to do.
+    pub(crate) fn nothing_fits(&self) -> String {
+        let (compared, device, fit) = (self.compared(), &self.device, self.that_fit());
+        format!(
+            "of {compared} on {device}, there are none{fit}: take more ranks, shorter rows ([data] max_length) or \
+             adapters ([model.lora])"
+        )
+    }
+
+    fn compared(&self) -> String {
+        let [layouts, ranks] = [(self.layouts, "layout"), (self.ranks, "rank")]
+            .map(|(count, noun)| number::counted(count as u64, noun));
+        format!("{layouts} of {ranks}")
+    }
+
+    fn that_fit(&self) -> String {
+        self.available.map_or_else(String::new, |bytes| format!(" that fit into {}", mebibytes(bytes)))
+    }
 }
 
 impl FastLayout {
+    /// Its keys in a run file.
+    pub(crate) fn layout(&self) -> ChosenLayout {
+        self.config.layout()
+    }
+
     fn summary(&self) -> String {
         let axes = self.mesh.axes_in_use().map(|axis| format!("{} {}", axis.name(), self.mesh.size(axis)));
         let mut axes = axes.collect::<Vec<_>>().join(", ");
@@ -354,7 +432,7 @@ impl FastLayout {
 
     /// What the seconds and the bytes are made of, the largest parts first.
     fn reasons(&self, available: Option<usize>) -> String {
-        let StepTime { seconds, computation, communication, waiting, rollout, update, disk } = self.step_time;
+        let StepTime { seconds, computation, communication, waiting, rollout, update, offload } = self.step_time;
         let spent = largest_parts(
             seconds,
             [
@@ -363,7 +441,7 @@ impl FastLayout {
                 (waiting, "waiting in the pipeline"),
                 (rollout, "rollout"),
                 (update, "updates"),
-                (disk, "disk"),
+                (offload, "moving chunks"),
             ],
         );
 
@@ -449,7 +527,8 @@ mod tests {
             Work { models: &models, numbers: &numbers, lengths: &lengths, program_bytes, machine_bytes };
         let hardware = planner::hardware::round_numbers();
         let (stage, divides) = (&sft::STAGE.schema, RefCell::default());
-        check(&Search { stage, config: &config, work, hardware: &hardware, ranks, divides });
+        let scope = SearchScope { ranks, keeps_micro_batch: false };
+        check(&Search { stage, config: &config, work, hardware: &hardware, scope, divides });
     }
 
     #[test]
@@ -490,7 +569,7 @@ mod tests {
             candidates.retain(|candidate| search.is_possible(candidate));
             let mut all = Vec::new();
             for candidate in &candidates {
-                let Some((seconds, _)) = search.predict(candidate).unwrap() else { continue };
+                let Some((seconds, _)) = search.predict(candidate, f64::INFINITY).unwrap() else { continue };
                 let least = search.least_seconds(candidate).unwrap();
                 assert!(least <= seconds * (1.0 + 1e-9), "{candidate:?}: {least} above {seconds}");
                 all.push(seconds);
@@ -498,8 +577,8 @@ mod tests {
             assert!(all.len() > 20 && all.len() < candidates.len(), "{} of {}", all.len(), candidates.len());
             all.sort_by(f64::total_cmp);
 
-            let Search { stage, config, work, hardware, ranks, .. } = *search;
-            let found = fastest((stage, config), work, hardware, ranks).unwrap();
+            let Search { stage, config, work, hardware, scope, .. } = *search;
+            let found = fastest((stage, config), work, hardware, scope).unwrap();
             let seconds: Vec<f64> = found.fastest.iter().map(|layout| layout.step_time.seconds).collect();
             assert_eq!(seconds, all[..KEPT]);
         });

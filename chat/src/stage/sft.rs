@@ -135,7 +135,7 @@ fn run(config: &RunConfig, ctx: &mut StageContext<'_>) -> anyhow::Result<()> {
     let (head, kind) = (HeadKind::Vocabulary, config.model.dtype.kind());
     let trained = PlannedModel::trained("model", &architecture, head, kind).with_adapter(lora.as_ref());
     let plan = planned(config, ctx, &[trained], &inputs, replies)?;
-    if context::ends_with_plan(&plan, ctx)? {
+    if context::ends_with_plan(&plan, ctx) {
         return Ok(());
     }
     let options = trainable_options(config, ctx)?;

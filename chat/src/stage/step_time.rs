@@ -6,26 +6,30 @@
 //! comes beside them:
 //! - updates: 16 bytes a parameter and micro-batch, because a gradient is written and added to the sum; 3 x
 //!   gradients (norm, update, zero) + 2 x (weights, masters, moments); all over the speed of copies.
-//! - disk: the bytes that a budget moves ([`chunk_uses`](super::chunk_uses)), over the speed of the disk.
+//! - offload: the bytes that a budget moves ([`chunk_uses`](super::chunk_uses)), over the speed of the disk, or
+//!   of the host of a GPU.
 //!
 //! `auto` moves chunks while it computes, so the larger of the two counts, for each of three phases: rollout
 //! and scoring, forward passes with the updates before them, backward passes. (Chunks are not read further
-//! ahead than an eighth of the budget.) The other placements wait for the disk. Not counted: the reading of
+//! ahead than an eighth of the budget.) The other placements wait for the transfers. Not counted: the reading of
 //! rows, checkpoints, evaluation.
 
 use std::rc::Rc;
 
+use anyhow::Context;
 use gemini::placement::PlacementPolicy;
 use planner::Hardware;
+use planner::collective::Collective;
 use planner::layout::Layout;
 use planner::rollout::{self, Rollout};
 use planner::segment::{Model, RowTokens};
 use planner::step::{self, Batch, StepSeconds};
-use planner::traffic::Purpose;
+use planner::trace::Trace;
+use planner::traffic::{Exchange, Purpose};
 use rlhf::config::OldLogprobs;
 use serde::Serialize;
 
-use super::chunk_uses::{ChunkUses, DiskTraffic, ModelPieces, Phase, PhaseTraffic};
+use super::chunk_uses::{ChunkUses, ChunkTraffic, ModelPieces, Phase, PhaseTraffic};
 use super::model_memory::{ModelBytes, PlannedModel};
 use super::peak_memory;
 use super::segments;
@@ -50,8 +54,8 @@ pub(crate) struct StepTime {
     pub(crate) rollout: f64,
     /// The updates.
     pub(crate) update: f64,
-    /// The transfers between memory and disk.
-    pub(crate) disk: f64,
+    /// The transfers of chunks under a budget.
+    pub(crate) offload: f64,
 }
 
 /// The predicted seconds of a step with weights in one dtype.
@@ -60,6 +64,27 @@ pub(crate) struct DtypeTime {
     pub(crate) dtype: Dtype,
     /// The seconds of a step; for PPO, of an iteration.
     pub(crate) seconds: f64,
+}
+
+/// Equal collectives in which a rank sends something.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct PlannedExchange {
+    /// What for.
+    purpose: Purpose,
+    collective: Collective,
+    /// The number of ranks that take part.
+    ranks: usize,
+    /// The number of collectives.
+    calls: f64,
+    /// The bytes that a rank sends in all of them.
+    bytes: f64,
+}
+
+impl PlannedExchange {
+    fn of(exchange: &Exchange) -> Self {
+        let &Exchange { purpose, collective, ranks, count, .. } = exchange;
+        Self { purpose, collective, ranks, calls: count, bytes: exchange.bytes_sent() }
+    }
 }
 
 /// The passes of a step, on the hardware that they run on.
@@ -88,14 +113,10 @@ impl PlannedRun<'_> {
         busy[Phase::Forward as usize] = training.forward + update;
         busy[Phase::Backward as usize] = training.backward + training.waiting + training.exchange;
 
-        let transfer = |moved: PhaseTraffic| match &hardware.disk {
-            Some(disk) => moved.read as f64 / disk.read + moved.written as f64 / disk.write,
-            None => 0.0,
-        };
-        let disk = self.disk_traffic()?.map(transfer);
+        let offload = self.offload(hardware)?;
         let is_overlapped = self.config.gemini.placement == PlacementPolicy::Auto;
-        let phases = busy.iter().zip(disk);
-        let seconds = phases.map(|(&busy, disk)| if is_overlapped { busy.max(disk) } else { busy + disk });
+        let phases = busy.iter().zip(offload);
+        let seconds = phases.map(|(&busy, moving)| if is_overlapped { busy.max(moving) } else { busy + moving });
 
         let in_passes = [Purpose::Tensor, Purpose::Sequence, Purpose::Experts];
         let in_passes: f64 = in_passes.iter().filter_map(|purpose| training.by_purpose.get(purpose)).sum();
@@ -106,12 +127,44 @@ impl PlannedRun<'_> {
             waiting: training.waiting,
             rollout,
             update,
-            disk: disk.iter().sum(),
+            offload: offload.iter().sum(),
         })
     }
 
+    /// An optimizer step of the first model that is trained, on a simulated clock.
+    pub(super) fn trace(&self, hardware: &Hardware) -> anyhow::Result<Trace> {
+        let (layout, numbers) = self.layout()?;
+        let (index, batch) = self.first_trained()?;
+        let (timeline, exchange) = step::timeline(&numbers[index], batch, &layout, hardware)?;
+        Ok(Trace::new(&timeline, exchange, self.update(&self.state[index], hardware)))
+    }
+
+    /// What each rank of the pipeline sends in an optimizer step of the first model that is trained.
+    pub(super) fn communication(&self) -> anyhow::Result<Vec<Vec<PlannedExchange>>> {
+        let (layout, numbers) = self.layout()?;
+        let (index, batch) = self.first_trained()?;
+        let ranks = step::exchanges(&numbers[index], batch, &layout).into_iter();
+        Ok(ranks.map(|exchanges| exchanges.iter().map(PlannedExchange::of).collect()).collect())
+    }
+
+    /// The first model that is trained, and the rows of one of its optimizer steps.
+    fn first_trained(&self) -> anyhow::Result<(usize, Batch)> {
+        let lengths = self.work.lengths;
+        let trained = self.work.models.iter().position(|model| model.is_trained);
+        let row = lengths.row.continued(lengths.new_tokens as f64);
+        let count = peak_memory::step_rows(self.config, lengths) as f64;
+        let batch = Batch { row, count, micro_batch_size: self.config.train.micro_batch_size };
+        Ok((trained.context("a stage trains a model")?, batch))
+    }
+
+    fn layout(&self) -> Result<(Layout, Rc<[Model]>), models::Error> {
+        let layout = segments::layout(self.config, self.mesh);
+        let numbers = self.work.numbers.of(&layout)?;
+        Ok((layout, numbers))
+    }
+
     /// Never more than [`step_time`](Self::step_time) says, and told in much less time: no schedule of a
-    /// pipeline is run, and no disk is read.
+    /// pipeline is run, and no chunk is moved.
     pub(super) fn least_seconds(&self, hardware: &Hardware) -> anyhow::Result<f64> {
         let (passes, rollout) = self.passes(hardware, false)?;
         Ok(passes.inference + rollout + passes.training.total() + self.updates(hardware))
@@ -135,24 +188,37 @@ impl PlannedRun<'_> {
 
     /// The seconds of all optimizer steps beside their passes: gradients are added up, and weights updated.
     fn updates(&self, hardware: &Hardware) -> f64 {
-        let lengths = self.work.lengths;
-        let micro_batches = peak_memory::micro_batches(self.config, self.mesh, lengths) as f64;
-        let steps = if lengths.new_tokens > 0 { self.config.ppo.steps_per_iteration() as f64 } else { 1.0 };
-        let bytes = self.trained().map(|(_, state)| {
-            let [weights, gradients, optimizer] =
-                [state.bytes.weights, state.bytes.gradients, state.bytes.optimizer].map(|bytes| bytes as f64);
-            let added = micro_batches * GRADIENT_BYTES * gradients / 4.0;
-            added + 3.0 * gradients + 2.0 * (weights + optimizer)
-        });
-        steps * bytes.sum::<f64>() / hardware.device.memory_copy
+        let has_rollout = self.work.lengths.new_tokens > 0;
+        let steps = if has_rollout { self.config.ppo.steps_per_iteration() as f64 } else { 1.0 };
+        steps * self.trained().map(|(_, state)| self.update(state, hardware)).sum::<f64>()
     }
 
-    /// What a step moves to and from the disk.
-    fn disk_traffic(&self) -> Result<DiskTraffic, models::Error> {
-        let Some(budget) = self.config.gemini.device_memory else { return Ok(DiskTraffic::default()) };
+    /// The seconds of one optimizer step of a model beside its passes.
+    fn update(&self, state: &ModelBytes, hardware: &Hardware) -> f64 {
+        let micro_batches = peak_memory::micro_batches(self.config, self.mesh, self.work.lengths) as f64;
+        let [weights, gradients, optimizer] =
+            [state.bytes.weights, state.bytes.gradients, state.bytes.optimizer].map(|bytes| bytes as f64);
+        let added = micro_batches * GRADIENT_BYTES * gradients / 4.0;
+        let bytes = added + 3.0 * gradients + 2.0 * (weights + optimizer);
+        bytes / hardware.device.memory_copy * hardware.largest_slowdown()
+    }
+
+    /// The seconds in which a budget moves chunks, in each phase.
+    fn offload(&self, hardware: &Hardware) -> anyhow::Result<[f64; 3]> {
+        let moved = self.chunk_traffic()?;
+        if moved == ChunkTraffic::default() {
+            return Ok([0.0; 3]);
+        }
+        let tier = hardware.outer_tier()?;
+        Ok(moved.map(|moved| moved.read as f64 / tier.read + moved.written as f64 / tier.write))
+    }
+
+    /// What a step moves under a budget.
+    fn chunk_traffic(&self) -> Result<ChunkTraffic, models::Error> {
+        let Some(budget) = self.config.gemini.device_memory else { return Ok(ChunkTraffic::default()) };
         let traffic = |mini_batches: usize| {
             let uses = self.chunk_uses(mini_batches)?;
-            Ok::<_, models::Error>(uses.disk_traffic(budget.0 as usize, self.config.gemini.placement))
+            Ok::<_, models::Error>(uses.traffic(budget.0 as usize, self.config.gemini.placement))
         };
         let once = traffic(1)?;
         let mini_batches = self.config.ppo.steps_per_iteration() as usize;
@@ -200,8 +266,7 @@ impl PlannedRun<'_> {
 
 impl<'a> Passes<'a> {
     fn new(run: PlannedRun<'a>, hardware: &'a Hardware, is_exact: bool) -> anyhow::Result<Self> {
-        let layout = segments::layout(run.config, run.mesh);
-        let numbers = run.work.numbers.of(&layout)?;
+        let (layout, numbers) = run.layout()?;
         Ok(Self {
             run,
             hardware,
@@ -389,7 +454,7 @@ mod tests {
         same(time.computation, seconds(parts(3.0)));
         // 896 gradients of two micro-batches.
         same(time.update, (2.0 * 16.0 * 896.0 + 3.0 * 3584.0 + 2.0 * (3584.0 + 7168.0)) / 1e10);
-        assert_eq!((time.rollout, time.disk), (0.0, 0.0));
+        assert_eq!((time.rollout, time.offload), (0.0, 0.0));
         same(time.seconds, time.computation + time.update);
 
         config.train.activation_checkpointing = true;
@@ -425,17 +490,17 @@ mod tests {
         config.gemini.device_memory = Some(ByteSize(1 << 20));
         config.gemini.placement = PlacementPolicy::Static;
         let time = predict(&config, 1, 0);
-        same(time.disk, 7168.0 / 2e9 + 7168.0 / 1e9);
-        same(time.seconds, time.computation + time.update + time.disk);
+        same(time.offload, 7168.0 / 2e9 + 7168.0 / 1e9);
+        same(time.seconds, time.computation + time.update + time.offload);
 
         // Nothing fits, and everything that is moved is moved beside the computation.
         config.gemini.placement = PlacementPolicy::Auto;
         config.gemini.device_memory = Some(ByteSize(8));
         let time = predict(&config, 1, 0);
-        assert!(time.disk > 7168.0 / 2e9 + 7168.0 / 1e9, "{time:?}");
-        same(time.seconds, time.disk);
+        assert!(time.offload > 7168.0 / 2e9 + 7168.0 / 1e9, "{time:?}");
+        same(time.seconds, time.offload);
         config.gemini.device_memory = Some(ByteSize(1 << 20));
-        assert_eq!(predict(&config, 1, 0).disk, 0.0);
+        assert_eq!(predict(&config, 1, 0).offload, 0.0);
     }
 
     #[test]

@@ -20,6 +20,13 @@ pub(super) struct Work<'a> {
     pub(super) machine_bytes: Option<usize>,
 }
 
+impl PlannedRun<'_> {
+    /// The bytes of weights, gradients and optimizer state of all models.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.state.iter().map(|model| model.bytes.total()).sum()
+    }
+}
+
 /// A run whose work is divided over a mesh.
 #[derive(Clone, Copy)]
 pub(super) struct PlannedRun<'a> {

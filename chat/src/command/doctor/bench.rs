@@ -79,7 +79,7 @@ pub(super) fn measure(folder: &Path) -> anyhow::Result<Hardware> {
     memory::release_free_heap();
     device.program = Some(memory::rss_bytes()).filter(|&bytes| bytes > 0);
     let source = format!("measured by colossal-chat {} with `doctor --bench`", env!("CARGO_PKG_VERSION"));
-    Ok(Hardware { source, device, disk: Some(disk), links: vec![link] })
+    Ok(Hardware { source, device, host: None, disk: Some(disk), links: vec![link], stragglers: Vec::new() })
 }
 
 /// The processor time since the machine started, in ticks of the kernel.
