@@ -15,7 +15,10 @@ pub enum Error {
         most: usize,
     },
     /// A slow rank that is not there.
-    #[error("`straggler.rank` is {rank}, and there are {ranks} ranks, from 0 on")]
+    #[error(
+        "`straggler.rank` of the hardware file is {rank}, and the number of ranks is {ranks}, from rank 0 on: correct it, \
+         or plan with more processes (--nproc)"
+    )]
     NoSuchRank {
         /// The rank.
         rank: usize,
@@ -67,6 +70,20 @@ pub enum HardwareError {
         program: u64,
         /// The bytes of the device.
         memory: u64,
+    },
+    /// Host memory of a processor, whose own memory it is, or hardly any.
+    #[error(
+        "`host` is the memory beside a GPU, at least {least} bytes: leave it out of the file of a processor"
+    )]
+    Host {
+        /// The least bytes that are believed.
+        least: u64,
+    },
+    /// A straggler that is listed twice.
+    #[error("`straggler` has two entries of rank {rank}: leave one out")]
+    SameStraggler {
+        /// The rank.
+        rank: usize,
     },
     /// A link of fewer than two ranks.
     #[error("`link.ranks` is {ranks}, and a link joins at least 2 ranks")]

@@ -39,7 +39,7 @@
 //!
 //! [[straggler]]                                            # a rank that is slower than the others
 //! rank = 3
-//! slowdown = 1.5                                           # how often it takes their time
+//! slowdown = 1.5                                           # its time for the same work, over theirs
 //! ```
 //! A file may have been written by hand, copied or damaged: a value that no machine has is refused by its
 //! name. This module measures nothing.
@@ -153,7 +153,7 @@ pub enum Dtype {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
-    /// The bytes of a rank.
+    /// The bytes of host memory for each rank.
     pub memory: u64,
     /// Bytes per second to the device.
     pub read: f64,
@@ -200,13 +200,13 @@ pub struct Link {
     pub bandwidth: f64,
 }
 
-/// A rank whose device is slower than those of the others.
+/// A rank whose device is slower than the devices of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Straggler {
     /// The rank.
     pub rank: usize,
-    /// How often it takes the time of another rank: 1 or more.
+    /// The time in which it computes something, divided by the time of another rank: 1 or more.
     pub slowdown: f64,
 }
 
@@ -225,6 +225,8 @@ const OPERATIONS_PER_SECOND: RangeInclusive<f64> = 1e6..=1e17;
 const BYTES_PER_SECOND: RangeInclusive<f64> = 1e4..=1e15;
 const SECONDS: RangeInclusive<f64> = 1e-9..=10.0;
 const SLOWDOWN: RangeInclusive<f64> = 1.0..=1e4;
+/// No host has less memory.
+const LEAST_HOST_MEMORY: u64 = 1 << 20;
 
 impl DtypeSpeed {
     /// The speed in a dtype.
@@ -316,20 +318,19 @@ impl Hardware {
         Ok(OuterTier { memory: None, read: disk.read, write: disk.write })
     }
 
-    /// How much slower the ranks of a pipeline are, for each replica that differs from the others. Ranks that
-    /// divide a layer wait for the slowest of them.
+    /// How much slower the ranks of a pipeline are, for each replica with a straggler. Ranks that divide a layer
+    /// or exchange tokens in it wait for the slowest of them.
     pub fn slowdowns(&self, layout: &Layout) -> Result<Vec<Vec<f64>>, Error> {
         let even = vec![1.0; layout.size(Axis::Pipeline)];
-        let mut replicas: BTreeMap<[usize; 2], Vec<f64>> = BTreeMap::new();
+        let mut replicas: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
         for &Straggler { rank, slowdown } in &self.stragglers {
             let ranks = layout.mesh.world_size();
             if rank >= ranks {
                 return Err(Error::NoSuchRank { rank, ranks });
             }
             let place = layout.mesh.for_rank(rank);
-            let replica = [Axis::Data, Axis::Expert].map(|axis| place.coordinate(axis));
-            let slowest = &mut replicas.entry(replica).or_insert_with(|| even.clone())
-                [place.coordinate(Axis::Pipeline)];
+            let replica = replicas.entry(place.coordinate(Axis::Data)).or_insert_with(|| even.clone());
+            let slowest = &mut replica[place.coordinate(Axis::Pipeline)];
             *slowest = slowest.max(slowdown);
         }
         let mut slowdowns: Vec<Vec<f64>> = replicas.into_values().collect();
@@ -364,6 +365,14 @@ impl Hardware {
         if let Some(program) = device.program.filter(|&program| program >= device.memory) {
             return Err(HardwareError::NoMemoryLeft { program, memory: device.memory });
         }
+        if host.is_some_and(|host| device.threads.is_some() || host.memory < LEAST_HOST_MEMORY) {
+            return Err(HardwareError::Host { least: LEAST_HOST_MEMORY });
+        }
+        let mut slow: Vec<usize> = self.stragglers.iter().map(|straggler| straggler.rank).collect();
+        slow.sort_unstable();
+        if let Some(pair) = slow.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(HardwareError::SameStraggler { rank: pair[0] });
+        }
         if let Some(link) = links.iter().find(|link| link.ranks < 2) {
             return Err(HardwareError::LinkOfOne { ranks: link.ranks });
         }
@@ -379,7 +388,11 @@ impl Hardware {
         let of_host = host.iter().flat_map(|host| [("host.read", host.read), ("host.write", host.write)]);
         let of_links = links.iter().map(|link| ("link.bandwidth", link.bandwidth));
         let bytes = dtypes("device.elementwise", device.elementwise).into_iter().chain(of_memory);
-        let bytes = bytes.chain(of_host).chain(of_disk).chain(of_links).map(|(key, value)| (key, value, BYTES_PER_SECOND));
+        let bytes = bytes
+            .chain(of_host)
+            .chain(of_disk)
+            .chain(of_links)
+            .map(|(key, value)| (key, value, BYTES_PER_SECOND));
         let slowdowns =
             self.stragglers.iter().map(|straggler| ("straggler.slowdown", straggler.slowdown, SLOWDOWN));
         let latencies = links.iter().map(|link| ("link.latency", link.latency, SECONDS));
@@ -483,6 +496,21 @@ mod tests {
         assert!(error.contains("no `[host]`") && error.contains("add it"), "{error}");
         hardware.host = Some(Host { memory: 1 << 36, read: 5e10, write: 4e10 });
         assert_eq!(hardware.outer_tier().unwrap(), tier(Some(1 << 36), 5e10, 4e10));
+    }
+
+    #[test]
+    fn hosts_and_stragglers_that_cannot_be_are_refused() {
+        let host = "\n[host]\nmemory = 100\nread = 1e9\nwrite = 1e9\n";
+        let slow = "\n[[straggler]]\nrank = 1\nslowdown = 2.0\n";
+        let error = |text: &str| Hardware::parse(text).unwrap_err().to_string();
+        let gpu = SHIPPED[0].1;
+        let with_host = |memory: &str| gpu.replace("memory = 256_000_000_000", memory);
+        assert!(error(&with_host("memory = 100")).contains("at least 1048576 bytes"));
+        assert!(error(&format!("{}{host}", round_numbers().to_text())).contains("`host`"));
+        let twice = error(&format!("{gpu}{slow}{slow}"));
+        assert!(twice.contains("two entries of rank 1"), "{twice}");
+        let faster = error(&format!("{gpu}{slow}").replace("= 2.0", "= 0.5"));
+        assert!(faster.contains("`straggler.slowdown` is 5e-1"), "{faster}");
     }
 
     #[test]

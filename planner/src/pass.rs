@@ -16,7 +16,7 @@
 //! forward pass writes and reads what a block keeps; a backward pass reads it, and writes and reads its
 //! gradient.
 
-use std::ops::Mul;
+use std::ops::{Add, Mul};
 
 use crate::hardware::{Device, Dtype};
 use crate::layout::{Divided, Layout};
@@ -41,6 +41,17 @@ impl PassSeconds {
     /// All of it.
     pub fn total(self) -> f64 {
         self.forward + self.input + self.weight
+    }
+}
+
+impl Add for PassSeconds {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            forward: self.forward + other.forward,
+            input: self.input + other.input,
+            weight: self.weight + other.weight,
+        }
     }
 }
 

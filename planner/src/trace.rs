@@ -2,14 +2,14 @@
 //! `ui.perfetto.dev` show, or a drawing (SVG).
 //!
 //! A lane is a rank of the pipeline. It has the actions of the schedule in their order, then what is
-//! exchanged once in the step, and the update.
+//! exchanged once in the step, and the update. The chunks that a budget moves are not in it.
 
 use std::fmt::Write;
 
 use parallel::pipeline::ComputationType;
 use serde_json::{Value, json};
 
-use crate::timeline::Timeline;
+use crate::timeline::{Span, Timeline};
 
 /// An optimizer step, lane by lane.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,9 +107,10 @@ impl From<ComputationType> for EventKind {
 }
 
 impl Trace {
-    /// A step whose passes follow a timeline, and which then exchanges and updates for so many seconds.
+    /// A step whose passes follow a timeline. After them, what is exchanged once takes `exchange` seconds, and
+    /// the update of the weights `update` seconds.
     pub fn new(timeline: &Timeline, exchange: f64, update: f64) -> Self {
-        let lane = |spans: &Vec<crate::timeline::Span>| {
+        let lane = |spans: &Vec<Span>| {
             let passes = spans.iter().map(|span| Event {
                 kind: span.action.computation.into(),
                 pass: Some([span.action.stage, span.action.micro_batch]),
@@ -133,7 +134,8 @@ impl Trace {
     /// The trace in Chrome's format: complete events in microseconds, a thread for each lane.
     pub fn chrome(&self) -> String {
         const MICROSECONDS: f64 = 1e6;
-        let mut events = vec![json!({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "pipeline"}})];
+        let mut events =
+            vec![json!({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "pipeline"}})];
         for (number, lane) in self.lanes.iter().enumerate() {
             let name = format!("rank {number} of the pipeline");
             events.push(
@@ -190,7 +192,8 @@ pub fn svg(traces: &[(String, Trace)]) -> String {
         left += 40.0 + 7.0 * name.len() as f64;
     }
     let height = top + LINE + MARGIN;
-    let colors = EventKind::ALL.map(|kind| format!(".{} {{ fill: {} }}\n", kind.class(), kind.color())).concat();
+    let colors =
+        EventKind::ALL.map(|kind| format!(".{} {{ fill: {} }}\n", kind.class(), kind.color())).concat();
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" font-family=\"sans-serif\" \
          font-size=\"12\" fill=\"#777\">\n<style>\n{colors}.n {{ fill: #fff; font-size: 10px; text-anchor: middle }}\n\
@@ -202,7 +205,10 @@ fn draw(body: &mut String, event: &Event, scale: f64, top: f64) {
     let (left, width) = (MARGIN + LABEL + event.start * scale, event.seconds * scale);
     // A gap separates an event from the next one, unless it would hide the event.
     let (class, shown, height) = (event.kind.class(), (width - 0.5).max(0.5 * width), LANE - 2.0);
-    let _ = writeln!(body, r#"<rect class="{class}" x="{left:.1}" y="{top}" width="{shown:.1}" height="{height}"/>"#);
+    let _ = writeln!(
+        body,
+        r#"<rect class="{class}" x="{left:.1}" y="{top}" width="{shown:.1}" height="{height}"/>"#
+    );
     if let Some([_, micro_batch]) = event.pass.filter(|_| width >= NUMBERED_FROM) {
         let (middle, base) = (left + width / 2.0, top + 13.0);
         let _ = writeln!(body, r#"<text class="n" x="{middle:.1}" y="{base}">{micro_batch}</text>"#);
