@@ -128,21 +128,37 @@ fn a_run_with_auto_is_the_run_that_a_search_names_first() {
 
     // The chosen layout is saved, with its origin, and stays when the run goes on.
     let saved = std::fs::read_to_string(scratch.path("auto/run.toml")).unwrap();
-    for line in ["auto = false  # [parallel] auto", "data = 2  # [parallel] auto"] {
+    for line in ["auto = false  # [parallel] auto", "micro_batch_size = 4  # [parallel] auto"] {
         assert!(saved.contains(line), "{line}: {saved}");
     }
     let longer = "--resume --set train.steps=6";
     let outcome = scratch.run(&format!("{} {longer}", auto("auto", "")));
     outcome.succeeds();
-    assert!(outcome.stderr.contains("[parallel] auto: the layout is that of run.toml"), "{outcome:#?}");
+    assert!(
+        outcome.stderr.contains("[parallel] auto: the run keeps the layout in its run.toml"),
+        "{outcome:#?}"
+    );
     scratch.run(&format!("{by_hand} {longer}")).succeeds();
     same_bits(&scratch, "auto", "by-hand");
 
     // Another number of ranks has another mesh, and the same micro-batches.
+    let kept = |text: &str| -> Vec<String> {
+        let keys = ["micro_batch_size = ", "gradient_accumulation_steps = ", "activation_checkpointing = "];
+        let lines = text.lines().filter(|line| keys.iter().any(|key| line.starts_with(key)));
+        lines.map(|line| line.split('#').next().unwrap().trim().to_owned()).collect()
+    };
     let alone = auto("auto", "--resume --set train.steps=8").replace("--nproc 2", "--nproc 1");
     let outcome = scratch.run(&alone);
     outcome.succeeds();
     assert!(outcome.stderr.contains("of 1 rank: "), "{outcome:#?}");
+    let resumed = std::fs::read_to_string(scratch.path("auto/run.toml")).unwrap();
+    assert_eq!(kept(&resumed), kept(&saved), "{resumed}");
+    assert!(resumed.contains("data = 1") && kept(&saved).len() == 3, "{resumed}");
+
+    // Rows of a step are no part of the layout, and a folder with a run needs --resume.
+    let more = "--resume --set train.steps=8 --set train.gradient_accumulation_steps=8";
+    scratch.run(&auto("auto", more)).fails(2, &["gradient_accumulation_steps", "4", "16"]);
+    scratch.run(&auto("auto", "")).fails(2, &["auto", "--resume"]);
 }
 
 #[test]
@@ -155,14 +171,19 @@ fn auto_and_what_it_cannot_choose_are_refused() {
     };
     refused("--set parallel.tensor.size=2", &["parallel.auto", "leave out the other keys"]);
     refused("--set parallel.auto=false", &["parallel.hardware", "only [parallel] auto"]);
-    refused("--set train.activation_checkpointing=true", &["activation_checkpointing", "[parallel] auto chooses it"]);
+    refused(
+        "--set train.activation_checkpointing=true",
+        &["activation_checkpointing", "[parallel] auto chooses it"],
+    );
     refused("--set parallel.hardware=h100", &["parallel.hardware", "this run computes on the CPU"]);
-    let unknown = auto("refused", "").replace("--set parallel.hardware=round.toml", "");
+    let unknown = auto("refused", "").replace(" --set parallel.hardware=round.toml", "");
     scratch.run(&unknown).fails(2, &["parallel.auto", "with 1 thread are not known", "doctor --bench"]);
 
     let small = HARDWARE.replace("memory = 17_179_869_184", "memory = 209_715_200");
     scratch.write("round.toml", &small);
-    scratch.run(&auto("refused", "")).fails(4, &["[parallel] auto", "there are none that fit", "take more ranks"]);
+    scratch
+        .run(&auto("refused", ""))
+        .fails(4, &["[parallel] auto", "there are none that fit", "take more ranks"]);
 
     let pipeline = "pipeline --config life.toml --set out=refused --set parallel.auto=true";
     scratch.run(pipeline).fails(2, &["parallel.auto", "plan STAGE --search"]);

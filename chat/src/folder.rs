@@ -374,14 +374,6 @@ fn read_settings(out: &Path, stage: &StageSchema) -> anyhow::Result<String> {
     Ok(RunConfig::upgrade(&saved, stage).unwrap_or(saved))
 }
 
-/// The configuration of the run in `out`, if there is a run.
-pub(crate) fn saved_config(out: &Path, stage: &StageSchema) -> anyhow::Result<Option<RunConfig>> {
-    if !holds_run(out)? {
-        return Ok(None);
-    }
-    Ok(Some(toml::from_str(&read_settings(out, stage)?)?))
-}
-
 /// Reads the text of the configuration saved in `out`.
 pub(crate) fn read_configuration(out: &Path) -> Result<String, ConfigError> {
     let path = out.join(CONFIGURATION);

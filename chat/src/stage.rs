@@ -31,7 +31,7 @@ mod reinforce;
 mod rloo;
 pub(crate) mod rm;
 pub(crate) mod rows;
-mod search;
+pub(crate) mod search;
 mod segments;
 pub(crate) mod sft;
 mod simpo;

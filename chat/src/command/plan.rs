@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
+use anyhow::Context;
 use planner::trace;
 
 use crate::args::{PlanArgs, TrainArgs};
@@ -11,9 +12,10 @@ use crate::config::ConfigError;
 use crate::console::print_stderr;
 use crate::hardware;
 use crate::output::{check_named_file, write_atomically};
-use crate::stage::context::{PlanRequest, RunMode, SearchScope};
+use crate::stage::context::{PlanRequest, RunMode};
 use crate::stage::plan::Plan;
 use crate::stage::quantities;
+use crate::stage::search::SearchScope;
 
 /// Prints the plan of one stage, or the fastest layouts for it.
 pub(crate) fn run(arguments: &PlanArgs, threads: Option<usize>) -> anyhow::Result<()> {
@@ -47,7 +49,8 @@ impl<'a> TraceFile<'a> {
             Some("svg") => true,
             _ => {
                 let argument = format!("--trace {}", path.display());
-                let problem = "name a file that ends with .json (a trace of Chrome) or .svg (a drawing)".to_owned();
+                let problem =
+                    "name a file that ends with .json (a trace of Chrome) or .svg (a drawing)".to_owned();
                 return Err(ConfigError::Argument { argument, problem });
             }
         };
@@ -56,7 +59,7 @@ impl<'a> TraceFile<'a> {
     }
 
     fn write(&self, plan: &Plan) -> anyhow::Result<()> {
-        let Some(found) = &plan.trace else { return Ok(()) };
+        let found = plan.trace.as_ref().context("a plan with a trace has a step")?;
         let seconds = quantities::in_seconds(found.seconds);
         let title = format!("{}: a step of {seconds} on {}", plan.stage, plan.mesh);
         let text = if self.is_drawing { trace::svg(&[(title, found.clone())]) } else { found.chrome() };

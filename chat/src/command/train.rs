@@ -3,13 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use gemini::placement::PlacementPolicy;
 use parallel::{LocalRank, Mesh, ProcessGroups};
 
 use crate::args::TrainArgs;
 use crate::command::auto_layout::OpenRun;
 use crate::command::train_ui;
-use crate::config::section::ParallelSection;
 use crate::config::{self, ConfigError, DeviceSetting, LENGTH_KEYS, Loaded, RunConfig, StageSchema};
 use crate::console::print_stderr;
 use crate::display::Display;
@@ -81,7 +79,7 @@ fn load(
                 "warning: --search chooses the keys of [parallel]: those of the run file are not used",
             );
         }
-        *parallel = ParallelSection { transport: parallel.transport, ..ParallelSection::default() };
+        *parallel = parallel.open();
     }
     Ok(loaded)
 }
@@ -108,7 +106,7 @@ impl Start<'_> {
         let last = LocalRank::last_of(ranks, config.parallel.transport);
         load_device(mode, Some(last), config)?;
         if config.parallel.auto {
-            let layout = self.open_run(config, ranks, ranks).choose()?;
+            let layout = self.open_run(mode, config, ranks, ranks).choose()?;
             config.set_layout(layout, &self.stage.schema)?;
         }
         // For the predictions.
@@ -117,19 +115,14 @@ impl Start<'_> {
     }
 
     /// Joins the job as one of its ranks. Returns the process groups and the mesh of the job.
-    fn join(
-        &self,
-        mode: RunMode<'_>,
-        config: &mut RunConfig,
-    ) -> anyhow::Result<(Arc<ProcessGroups>, Mesh)> {
+    fn join(&self, mode: RunMode<'_>, config: &mut RunConfig) -> anyhow::Result<(Arc<ProcessGroups>, Mesh)> {
         let schema = &self.stage.schema;
         let settings = config.to_toml(schema)?;
         load_device(mode, None, config)?;
-        let start =
-            StartupSpec { command: schema.name, resume: self.arguments.resume, settings: &settings };
+        let start = StartupSpec { command: schema.name, resume: self.arguments.resume, settings: &settings };
         let world = launch::join_world(self.threads, config.parallel.transport, &start)?;
         if config.parallel.auto {
-            let open = self.open_run(config, world.size(), world.ranks_sharing_cores());
+            let open = self.open_run(mode, config, world.size(), world.ranks_sharing_cores());
             let layout = open.choose_for(&world)?;
             config.set_layout(layout, schema)?;
         }
@@ -140,11 +133,24 @@ impl Start<'_> {
 
     /// The run of which `[parallel] auto` chooses the layout. `local_ranks` is the number of ranks that share
     /// the cores of this machine.
-    fn open_run<'b>(&self, config: &'b RunConfig, ranks: usize, local_ranks: usize) -> OpenRun<'b> {
-        let Self { stage, arguments, .. } = *self;
+    fn open_run<'b>(
+        &self,
+        mode: RunMode<'b>,
+        config: &'b RunConfig,
+        ranks: usize,
+        local_ranks: usize,
+    ) -> OpenRun<'b> {
+        let Self { stage, arguments, device, .. } = *self;
         let threads = self.threads.unwrap_or((parallel::launch::cores() / local_ranks).max(1));
-        let (resume, is_on_gpu) = (arguments.resume, device::is_gpu(self.device));
-        OpenRun { stage, config, resume, ranks, threads, is_on_gpu }
+        OpenRun {
+            stage,
+            config,
+            mode,
+            resume: arguments.resume,
+            ranks,
+            threads,
+            is_on_gpu: device::is_gpu(device),
+        }
     }
 }
 
@@ -200,27 +206,15 @@ fn load_device(
     config: &mut RunConfig,
 ) -> Result<(), ConfigError> {
     if matches!(mode, RunMode::Plan(_)) {
-        stay_on_cpu(config);
+        config.stay_on_cpu();
         return Ok(());
     }
     device::load([config.model.device]);
     if let Some(last) = last {
         device::resolve(config.model.device, last)?;
-        stay_on_cpu(config);
+        config.stay_on_cpu();
     }
     Ok(())
-}
-
-/// Sets the CPU as the device. What leaves a device goes to the host, and what leaves the CPU to the disk.
-fn stay_on_cpu(config: &mut RunConfig) {
-    if config.model.device == DeviceSetting::Cpu {
-        return;
-    }
-    config.model.device = DeviceSetting::Cpu;
-    config.gemini.host_memory = None;
-    if config.gemini.placement == PlacementPolicy::Cpu {
-        config.gemini.placement = PlacementPolicy::Disk;
-    }
 }
 
 /// Starts the ranks of this machine as processes of the same command.

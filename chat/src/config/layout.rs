@@ -1,8 +1,10 @@
 //! How the work of a step is divided: the keys of a run file that `[parallel] auto` chooses.
 
 use gemini::config::memory::ByteSize;
+use gemini::placement::PlacementPolicy;
 use serde::{Deserialize, Serialize};
 
+use super::device::DeviceSetting;
 use super::resolved::differences;
 use super::run_config::RunConfig;
 use super::section::ParallelSection;
@@ -34,11 +36,25 @@ impl RunConfig {
         }
     }
 
+    /// Moves the models to the CPU, where a plan is made for any device. What leaves a device goes to the host,
+    /// and what leaves the CPU to the disk.
+    pub(crate) fn stay_on_cpu(&mut self) {
+        if self.model.device == DeviceSetting::Cpu {
+            return;
+        }
+        self.model.device = DeviceSetting::Cpu;
+        self.gemini.host_memory = None;
+        if self.gemini.placement == PlacementPolicy::Cpu {
+            self.gemini.placement = PlacementPolicy::Disk;
+        }
+    }
+
     /// Takes a layout that `[parallel] auto` has chosen, which is then the origin of every value that
-    /// changes.
+    /// changes. How bytes are sent, and the hardware that was planned for, stay.
     pub(crate) fn set_layout(&mut self, layout: ChosenLayout, stage: &StageSchema) -> anyhow::Result<()> {
         let was = self.to_toml(stage)?;
-        self.parallel = layout.parallel;
+        let (transport, hardware) = (self.parallel.transport, self.parallel.hardware.take());
+        self.parallel = ParallelSection { transport, hardware, ..layout.parallel };
         self.gemini.device_memory = layout.device_memory;
         self.train.micro_batch_size = layout.micro_batch_size;
         self.train.gradient_accumulation_steps = layout.gradient_accumulation_steps;

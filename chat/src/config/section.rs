@@ -154,6 +154,11 @@ impl ParallelSection {
         let Self { auto, transport, .. } = *self;
         Self { auto, transport, hardware: self.hardware.clone(), ..Self::default() }
     }
+
+    /// The section of a run whose layout is searched.
+    pub(crate) fn open(&self) -> Self {
+        Self { auto: false, ..self.undivided() }
+    }
 }
 
 /// The `[parallel.pipeline]` section: how the layers of a model are distributed.

@@ -2,6 +2,8 @@
 //! run folder.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,7 +16,7 @@ use models::config::Config;
 use models::decoder;
 use models::lora::{AdapterFile, AdapterFolder, LoraPlan};
 use models::weights::WeightFolder;
-use parallel::{Axis, Mesh, ProcessGroups, Transport, memory};
+use parallel::{Axis, Mesh, ProcessGroups, SentByGroup, Transport, memory};
 use planner::Hardware;
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
@@ -31,6 +33,7 @@ use crate::stage::model_memory::places_in_model;
 use crate::stage::model_parallel::model_parallel;
 use crate::stage::plan::Plan;
 use crate::stage::quantities;
+use crate::stage::search::SearchScope;
 use crate::{device, interrupt, model_folder, own_file};
 
 /// The context of a stage.
@@ -73,15 +76,6 @@ pub(crate) struct PlanRequest {
     pub(crate) hardware: Option<Hardware>,
     /// Whether a step is simulated.
     pub(crate) trace: bool,
-}
-
-/// The layouts among which the fastest are searched.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct SearchScope {
-    /// The number of ranks.
-    pub(crate) ranks: usize,
-    /// Whether micro-batch and activation checkpointing stay as the run file has them.
-    pub(crate) keeps_micro_batch: bool,
 }
 
 /// Returns the folder to load the model from: the checkpoint of a resumed run, or the folder that
@@ -365,6 +359,8 @@ pub(super) fn run_in_folder(
     };
 
     ctx.has_trained = true;
+    // The stages of a pipeline share their process groups.
+    let sent_before = groups.sent();
     // From here on, a signal lets the current step finish and be saved.
     let work = interrupt::enter_graceful();
     // In a pipeline, the stages before this one had peaks of their own. Where the system does not forget
@@ -383,7 +379,7 @@ pub(super) fn run_in_folder(
         }
     })?;
     report_traffic(&ctx.memory, groups);
-    report_communication(&config.out, groups)?;
+    report_communication(&config.out, &sent_before, groups)?;
     step_seconds.report(predicted_seconds, ctx.stage);
     report_peak_memory(predicted_bytes, groups)
 }
@@ -441,14 +437,19 @@ fn report_traffic(memory: &ChunkManager, groups: &ProcessGroups) {
     ));
 }
 
-/// Writes what each rank has sent, and prints the sum of rank 0.
-fn report_communication(out: &Path, groups: &ProcessGroups) -> anyhow::Result<()> {
+/// Writes what each rank has sent in this run beside what it had sent `before`, and prints the sum of rank 0.
+fn report_communication(out: &Path, before: &SentByGroup, groups: &ProcessGroups) -> anyhow::Result<()> {
+    let path = out.join(COMMUNICATION);
     if groups.world().size() == 1 {
-        return Ok(());
+        // An earlier part of the run may have had several processes.
+        return match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(own_file::io_error(&path)(error).into()),
+            _ => Ok(()),
+        };
     }
-    let sent = groups.world().all_gather_object(vec![groups.sent()])?;
+    let sent = groups.world().all_gather_object(vec![groups.sent_since(before)])?;
     if groups.is_rank_zero() {
-        own_file::write(&out.join(COMMUNICATION), serde_json::to_string_pretty(&sent)?.as_bytes())?;
+        own_file::write(&path, serde_json::to_string_pretty(&sent)?.as_bytes())?;
         let bytes: u64 = sent[0].values().flat_map(BTreeMap::values).map(|sent| sent.bytes).sum();
         print_stderr(&format!("sent by rank 0: {}", quantities::mebibytes(&[bytes])));
     }

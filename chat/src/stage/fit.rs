@@ -105,7 +105,7 @@ fn lacks(config: &RunConfig, mesh: &Mesh, work: Work<'_>) -> anyhow::Result<Opti
     lacks_beside(PlannedRun { config, mesh, work, state: &state })
 }
 
-/// The same of a run whose state is known.
+/// What a run lacks whose state is known, without changes.
 pub(super) fn lacks_beside(run: PlannedRun<'_>) -> anyhow::Result<Option<Shortage>> {
     let PlannedRun { config, work, state, .. } = run;
     let held = run.held_bytes();

@@ -5,13 +5,13 @@ use planner::Hardware;
 use rlhf::config::OldLogprobs;
 use tch::Device;
 
-use super::context::{RunMode, SearchScope, StageContext};
+use super::context::{PlanRequest, RunMode, StageContext};
 use super::fit::Shortage;
 use super::lengths::SequenceLengths;
 use super::model_memory::{PlannedModel, num_parameters, of_fullest_process};
 use super::peak_memory;
 use super::plan::StagePlan;
-use super::search::{self, Found};
+use super::search::{self, Found, SearchScope};
 use super::segments::Numbers;
 use super::step_time::DtypeTime;
 use super::work::{PlannedRun, Work};
@@ -41,7 +41,12 @@ pub(super) fn check(
         RunMode::Plan(request) => Some(request),
         RunMode::Train | RunMode::DryRun => None,
     };
-    let other = request.and_then(|request| request.hardware.as_ref());
+    let named = match request {
+        Some(PlanRequest { hardware: None, .. }) => config.parallel.hardware.as_deref(),
+        _ => None,
+    };
+    let named = named.map(hardware::find).transpose()?;
+    let other = request.and_then(|request| request.hardware.as_ref()).or(named.as_ref());
     let search = request.and_then(|request| request.search);
     let processes = search.map_or(ctx.mesh.world_size(), |scope| scope.ranks);
     let measured = if other.is_none() { hardware::load(threads(config, ctx, processes))? } else { None };
@@ -77,7 +82,7 @@ pub(super) fn check(
     let plan = StagePlan { trace, ..plan };
     Ok(match run.step_time(hardware) {
         Ok(time) => {
-            let other_dtype = Some(in_other_dtype(run, hardware)?);
+            let other_dtype = in_other_dtype(run, hardware)?;
             StagePlan { step_time: Some(time), other_dtype, ..plan }
         }
         // Such as more processes than the file has links for.
@@ -102,9 +107,10 @@ fn search_layouts(
 
 /// Nothing is known of this machine's speeds, which a flag needs.
 fn unknown_speeds(flag: &str) -> anyhow::Error {
-    let problem = "the speeds of this machine are not known: run `colossal-chat doctor --bench` once, or name other \
+    let problem =
+        "the speeds of this machine are not known: run `colossal-chat doctor --bench` once, or name other \
                    hardware with --hardware"
-        .to_owned();
+            .to_owned();
     ConfigError::Argument { argument: flag.to_owned(), problem }.into()
 }
 
@@ -118,8 +124,9 @@ fn of_hardware(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// The time of a step of the same run with weights in the other dtype.
-fn in_other_dtype(run: PlannedRun<'_>, hardware: &Hardware) -> anyhow::Result<DtypeTime> {
+/// The time of a step of the same run with weights in the other dtype; `None` if the hardware lacks what that
+/// takes, such as a place for the chunks of a budget.
+fn in_other_dtype(run: PlannedRun<'_>, hardware: &Hardware) -> anyhow::Result<Option<DtypeTime>> {
     let mut config = run.config.clone();
     config.model.dtype = config.model.dtype.other();
     // In bfloat16 the sampler's log-probabilities are refused.
@@ -131,7 +138,11 @@ fn in_other_dtype(run: PlannedRun<'_>, hardware: &Hardware) -> anyhow::Result<Dt
     let numbers = Numbers::new(&config, &models);
     let work = Work { models: &models, numbers: &numbers, ..run.work };
     let run = PlannedRun { config: &config, work, state: &state, ..run };
-    Ok(DtypeTime { dtype, seconds: run.step_time(hardware)?.seconds })
+    match run.step_time(hardware) {
+        Ok(time) => Ok(Some(DtypeTime { dtype, seconds: time.seconds })),
+        Err(error) if error.is::<planner::Error>() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The threads of an operation in each of the `processes` of the run.

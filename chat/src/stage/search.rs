@@ -19,14 +19,14 @@ use planner::{Hardware, search};
 use serde::Serialize;
 use text::number;
 
-use super::context::SearchScope;
 use super::fit;
-use super::model_memory::ModelBytes;
+use super::model_memory::{ModelBytes, PlannedModel};
 use super::model_parallel::model_parallel;
 use super::peak_memory::{self, PeakMemory};
 use super::quantities;
 use super::segments;
 use super::step_time::StepTime;
+use super::tasks;
 use super::work::{PlannedRun, Work};
 use crate::config::section::SequenceMode;
 use crate::config::{ChosenLayout, Difference, RunConfig, StageSchema, differences};
@@ -46,6 +46,15 @@ const SCHEDULES: [(ScheduleKind, usize); 6] = [
 /// Budgets are multiples of this.
 const ROUNDING_BYTES: usize = 16 << 20;
 
+/// The layouts among which the fastest are searched.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct SearchScope {
+    /// The number of ranks.
+    pub(crate) ranks: usize,
+    /// Whether micro-batch and activation checkpointing stay as the run file has them.
+    pub(crate) keeps_micro_batch: bool,
+}
+
 /// What a search has found.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Found {
@@ -59,6 +68,9 @@ pub(crate) struct Found {
     available: Option<usize>,
     /// The fastest layouts, the best first.
     pub(crate) fastest: Vec<FastLayout>,
+    /// What to do if there is none.
+    #[serde(skip)]
+    advice: String,
 }
 
 /// A layout with what is predicted of it.
@@ -119,19 +131,39 @@ pub(super) fn fastest(
         fastest.push(FastLayout { settings: search.settings(&layout.config)?, ..layout });
     }
     let (device, ranks) = (device_name(hardware), scope.ranks);
-    Ok(Found { device, ranks, layouts, available: work.machine_bytes, fastest })
+    let advice = search.advice();
+    Ok(Found { device, ranks, layouts, available: work.machine_bytes, fastest, advice })
 }
 
 impl Search<'_> {
+    /// What to do if nothing fits.
+    fn advice(&self) -> String {
+        let mut advice =
+            vec!["take more ranks", "shorter rows ([data] max_length)", "adapters ([model.lora])"];
+        if self.scope.keeps_micro_batch {
+            advice.insert(0, "start a new run, whose micro-batch is open");
+        }
+        let tier = self.hardware.outer_tier().err();
+        let tier = tier.map(|problem| format!(" ({problem})")).unwrap_or_default();
+        let last = advice.pop().unwrap_or_default();
+        format!("{} or {last}{tier}", advice.join(", "))
+    }
+
     fn space(&self) -> Space {
         let architectures = || self.work.models.iter().map(|model| model.config.architecture());
         let layers = architectures().map(|model| model.num_layers).max().unwrap_or(1);
         let heads = architectures().map(|model| model.num_heads).min().unwrap_or(1);
         let experts =
             architectures().filter_map(|model| model.experts.as_ref()).map(|experts| experts.num_experts);
+        // A teacher with experts sees all rows of its rank.
+        let is_teacher = |model: &PlannedModel<'_>| model.role == "teacher";
+        let teachers = self.work.models.iter().filter(|model| is_teacher(model));
+        let shares_experts = teachers.clone().all(|model| model.config.architecture().experts.is_none());
+        let most_experts = if shares_experts { experts.max().unwrap_or(1) } else { 1 };
+        // Tasks are asked during the run on whole models only.
+        let asks_tasks = tasks::has_tasks(self.config) && self.stage.reads("eval.tasks");
         let ranks = self.scope.ranks;
-        let factors =
-            |most: usize| (1..=most.min(ranks)).filter(move |&size| ranks.is_multiple_of(size));
+        let factors = |most: usize| (1..=most.min(ranks)).filter(move |&size| ranks.is_multiple_of(size));
         // Predictions divide a model evenly.
         let divides_heads =
             |&size: &usize| architectures().all(|model| (model.num_heads as usize).is_multiple_of(size));
@@ -141,8 +173,8 @@ impl Search<'_> {
             ranks,
             tensor: factors(heads as usize).filter(divides_heads).collect(),
             // The embedding and the head are segments, too.
-            most_stages: layers as usize + 2,
-            expert: factors(experts.max().unwrap_or(1) as usize).collect(),
+            most_stages: if asks_tasks { 1 } else { layers as usize + 2 },
+            expert: factors(most_experts as usize).collect(),
             sequence: vec![
                 PlannedSequence::None,
                 PlannedSequence::Megatron,
@@ -150,7 +182,7 @@ impl Search<'_> {
                 PlannedSequence::Ring,
             ],
             most_sequence_ranks: self.work.lengths.longest.max(1),
-            zero: vec![0, 1, 2, 3],
+            zero: if asks_tasks { vec![0, 1, 2] } else { vec![0, 1, 2, 3] },
             schedules: SCHEDULES.to_vec(),
             recomputes: self.recomputes(),
             rows,
@@ -265,7 +297,7 @@ impl Search<'_> {
         if self.fits(run)? {
             return self.predicted(run).map(Some);
         }
-        let Some(config) = self.offloaded(run, slowest) else { return Ok(None) };
+        let Some(config) = self.offloaded(run, slowest)? else { return Ok(None) };
         let run = PlannedRun { config: &config, ..run };
         if fit::lacks_beside(run)?.is_some() {
             return Ok(None);
@@ -294,22 +326,26 @@ impl Search<'_> {
 
     /// The same with the largest budget, if the run file has none, the hardware holds what leaves the device,
     /// and it may take at most `slowest` seconds.
-    fn offloaded(&self, run: PlannedRun<'_>, slowest: f64) -> Option<RunConfig> {
-        let tier = self.hardware.outer_tier().ok()?;
-        if self.config.gemini.device_memory.is_some() {
-            return None;
-        }
-        let budget = fit::machine_budget(run.config, self.work)?;
+    fn offloaded(&self, run: PlannedRun<'_>, slowest: f64) -> anyhow::Result<Option<RunConfig>> {
+        let budget = fit::machine_budget(run.config, self.work);
+        let budget = budget.filter(|_| self.config.gemini.device_memory.is_none());
+        let (Some(budget), Ok(tier)) = (budget, self.hardware.outer_tier()) else { return Ok(None) };
         let outside = run.held_bytes().saturating_sub(budget.0 as usize);
         // A step reads all weights and all of the state of the optimizer.
         let gradients: usize = run.state.iter().map(|model| model.bytes.gradients).sum();
         let least_seconds = outside.saturating_sub(gradients) as f64 / tier.read;
-        if least_seconds > slowest || tier.memory.is_some_and(|memory| outside as u64 > memory) {
-            return None;
+        if least_seconds > slowest {
+            return Ok(None);
+        }
+        // Tensors push further chunks out.
+        let peak = peak_memory::predict(run)?;
+        let outside = (outside + peak.activations.max(peak.rollout)) as u64;
+        if tier.memory.is_some_and(|memory| outside > memory) {
+            return Ok(None);
         }
         let mut config = run.config.clone();
         config.gemini.device_memory = Some(budget);
-        Some(config)
+        Ok(Some(config))
     }
 
     fn predicted(&self, run: PlannedRun<'_>) -> anyhow::Result<(f64, FastLayout)> {
@@ -398,10 +434,7 @@ impl Found {
     /// Says that there is no layout, and what to do.
     pub(crate) fn nothing_fits(&self) -> String {
         let (compared, device, fit) = (self.compared(), &self.device, self.that_fit());
-        format!(
-            "of {compared} on {device}, there are none{fit}: take more ranks, shorter rows ([data] max_length) or \
-             adapters ([model.lora])"
-        )
+        format!("of {compared} on {device}, there are none{fit}: {}", self.advice)
     }
 
     fn compared(&self) -> String {
@@ -432,7 +465,8 @@ impl FastLayout {
 
     /// What the seconds and the bytes are made of, the largest parts first.
     fn reasons(&self, available: Option<usize>) -> String {
-        let StepTime { seconds, computation, communication, waiting, rollout, update, offload } = self.step_time;
+        let StepTime { seconds, computation, communication, waiting, rollout, update, offload } =
+            self.step_time;
         let spent = largest_parts(
             seconds,
             [
@@ -487,17 +521,18 @@ mod tests {
 
     use super::*;
     use crate::stage::lengths::SequenceLengths;
-    use crate::stage::model_memory::{PlannedModel, of_fullest_process};
+    use crate::stage::model_memory::of_fullest_process;
     use crate::stage::segments::Numbers;
     use crate::stage::sft;
 
-    /// Sizes that four divides; four layers.
-    fn model(family: &str) -> Config {
+    /// Sizes that four divides; four layers of the width `hidden_size`, a multiple of 64.
+    fn model(family: &str, hidden_size: usize) -> Config {
+        let intermediate_size = 2 * hidden_size;
         let text = format!(
             r#"{{
-              "model_type": "{family}", "vocab_size": 512, "max_position_embeddings": 64, "hidden_size": 64,
-              "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64, "ffn_dim": 128, "num_local_experts": 4,
+              "model_type": "{family}", "vocab_size": 512, "max_position_embeddings": 64, "hidden_size": {hidden_size},
+              "intermediate_size": {intermediate_size}, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "n_embd": {hidden_size}, "n_layer": 4, "n_head": 4, "n_positions": 64, "ffn_dim": {intermediate_size}, "num_local_experts": 4,
               "num_experts_per_tok": 2
             }}"#
         );
@@ -506,8 +541,19 @@ mod tests {
 
     /// Calls `check` with a search over the layouts of `ranks` ranks for a step of 8 rows.
     fn with_search(family: &str, kind: Kind, ranks: usize, check: impl FnOnce(&Search<'_>)) {
-        let model = model(family);
-        let models = [PlannedModel::trained("model", &model, HeadKind::Vocabulary, kind)];
+        // A little more than what the smallest layouts need.
+        with_search_of(&model(family, 64), kind, ranks, 3 << 20, check);
+    }
+
+    /// The same of a model on ranks with so many bytes.
+    fn with_search_of(
+        model: &Config,
+        kind: Kind,
+        ranks: usize,
+        machine_bytes: usize,
+        check: impl FnOnce(&Search<'_>),
+    ) {
+        let models = [PlannedModel::trained("model", model, HeadKind::Vocabulary, kind)];
         let mut config = RunConfig::default();
         config.train.micro_batch_size = 2;
         config.train.gradient_accumulation_steps = 4;
@@ -521,8 +567,7 @@ mod tests {
             ..SequenceLengths::default()
         };
         let numbers = Numbers::new(&config, &models);
-        // A little more than what the smallest layouts need.
-        let (program_bytes, machine_bytes) = (0, Some(3 << 20));
+        let (program_bytes, machine_bytes) = (0, Some(machine_bytes));
         let work =
             Work { models: &models, numbers: &numbers, lengths: &lengths, program_bytes, machine_bytes };
         let hardware = planner::hardware::round_numbers();
@@ -565,22 +610,68 @@ mod tests {
     #[test]
     fn the_best_are_those_of_all_layouts_and_no_bound_is_above_its_seconds() {
         with_search("llama", Kind::Float, 4, |search| {
-            let mut candidates = search.space().candidates();
-            candidates.retain(|candidate| search.is_possible(candidate));
-            let mut all = Vec::new();
-            for candidate in &candidates {
-                let Some((seconds, _)) = search.predict(candidate, f64::INFINITY).unwrap() else { continue };
-                let least = search.least_seconds(candidate).unwrap();
-                assert!(least <= seconds * (1.0 + 1e-9), "{candidate:?}: {least} above {seconds}");
-                all.push(seconds);
-            }
-            assert!(all.len() > 20 && all.len() < candidates.len(), "{} of {}", all.len(), candidates.len());
-            all.sort_by(f64::total_cmp);
-
-            let Search { stage, config, work, hardware, scope, .. } = *search;
-            let found = fastest((stage, config), work, hardware, scope).unwrap();
-            let seconds: Vec<f64> = found.fastest.iter().map(|layout| layout.step_time.seconds).collect();
-            assert_eq!(seconds, all[..KEPT]);
+            check_exhaustively(search, &|_| true);
+            let (fit, candidates) = (all_layouts(search).len(), search.space().candidates().len());
+            assert!(fit < candidates, "{fit} of {candidates}");
         });
+    }
+
+    #[test]
+    fn layouts_that_do_not_fit_get_a_budget_whose_chunks_take_time() {
+        // 2.5 M weights have 40 MB of state, which two ranks divide in a part of the layouts only.
+        let model = model("llama", 256);
+        with_search_of(&model, Kind::Float, 2, 36 << 20, |search| {
+            let has_budget = |layout: &FastLayout| layout.config.gemini.device_memory.is_some();
+            check_exhaustively(search, &has_budget);
+            check_exhaustively(search, &|layout| !has_budget(layout));
+            // What moves takes longer than a step in memory.
+            let (mut moved, mut kept) = (f64::INFINITY, f64::INFINITY);
+            for (_, layout) in all_layouts(search) {
+                let least = if has_budget(&layout) { &mut moved } else { &mut kept };
+                *least = least.min(layout.step_time.seconds);
+                assert_eq!(has_budget(&layout), layout.step_time.offload > 0.0, "{:?}", layout.step_time);
+            }
+            assert!(moved > kept, "{moved} {kept}");
+        });
+        // A GPU whose host is not known has no such layouts.
+        with_search_of(&model, Kind::Float, 2, 36 << 20, |search| {
+            let mut hardware = search.hardware.clone();
+            hardware.device.threads = None;
+            let Search { stage, config, work, scope, .. } = *search;
+            let search =
+                Search { stage, config, work, hardware: &hardware, scope, divides: RefCell::default() };
+            let is_offloaded = |(_, layout): &(f64, FastLayout)| layout.step_time.offload > 0.0;
+            assert!(!all_layouts(&search).iter().any(is_offloaded));
+            assert!(search.advice().contains("no `[host]`"), "{}", search.advice());
+        });
+    }
+
+    /// Every layout that fits, with its seconds.
+    fn all_layouts(search: &Search<'_>) -> Vec<(f64, FastLayout)> {
+        let candidates = search.space().candidates().into_iter();
+        let possible = candidates.filter(|candidate| search.is_possible(candidate));
+        possible.filter_map(|candidate| search.predict(&candidate, f64::INFINITY).unwrap()).collect()
+    }
+
+    /// Checks that a search finds what the comparison of all layouts finds, some of which are as `is_there`
+    /// says, and that no bound is above the seconds of its layout.
+    fn check_exhaustively(search: &Search<'_>, is_there: &dyn Fn(&FastLayout) -> bool) {
+        let mut candidates = search.space().candidates();
+        candidates.retain(|candidate| search.is_possible(candidate));
+        for candidate in &candidates {
+            let Some((seconds, _)) = search.predict(candidate, f64::INFINITY).unwrap() else { continue };
+            let least = search.least_seconds(candidate).unwrap();
+            assert!(least <= seconds * (1.0 + 1e-9), "{candidate:?}: {least} above {seconds}");
+        }
+        let all = all_layouts(search);
+        assert!(all.len() > 20, "{} of {}", all.len(), candidates.len());
+        assert!(all.iter().any(|(_, layout)| is_there(layout)));
+
+        let mut wanted: Vec<f64> = all.iter().map(|(seconds, _)| *seconds).collect();
+        wanted.sort_by(f64::total_cmp);
+        let Search { stage, config, work, hardware, scope, .. } = *search;
+        let found = fastest((stage, config), work, hardware, scope).unwrap();
+        let seconds: Vec<f64> = found.fastest.iter().map(|layout| layout.step_time.seconds).collect();
+        assert_eq!(seconds, wanted[..KEPT]);
     }
 }

@@ -29,7 +29,7 @@ use planner::traffic::{Exchange, Purpose};
 use rlhf::config::OldLogprobs;
 use serde::Serialize;
 
-use super::chunk_uses::{ChunkUses, ChunkTraffic, ModelPieces, Phase, PhaseTraffic};
+use super::chunk_uses::{ChunkTraffic, ChunkUses, ModelPieces, Phase, PhaseTraffic};
 use super::model_memory::{ModelBytes, PlannedModel};
 use super::peak_memory;
 use super::segments;
@@ -69,7 +69,7 @@ pub(crate) struct DtypeTime {
 /// Equal collectives in which a rank sends something.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct PlannedExchange {
-    /// What for.
+    /// What they exchange it for.
     purpose: Purpose,
     collective: Collective,
     /// The number of ranks that take part.
@@ -116,7 +116,8 @@ impl PlannedRun<'_> {
         let offload = self.offload(hardware)?;
         let is_overlapped = self.config.gemini.placement == PlacementPolicy::Auto;
         let phases = busy.iter().zip(offload);
-        let seconds = phases.map(|(&busy, moving)| if is_overlapped { busy.max(moving) } else { busy + moving });
+        let seconds =
+            phases.map(|(&busy, moving)| if is_overlapped { busy.max(moving) } else { busy + moving });
 
         let in_passes = [Purpose::Tensor, Purpose::Sequence, Purpose::Experts];
         let in_passes: f64 = in_passes.iter().filter_map(|purpose| training.by_purpose.get(purpose)).sum();

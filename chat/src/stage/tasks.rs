@@ -158,7 +158,8 @@ pub(crate) fn check(
     Ok(Some(job::prepare(&EvalSection { tasks: OneOrMany(names), ..section.clone() })?))
 }
 
-fn has_tasks(config: &RunConfig) -> bool {
+/// Whether tasks are asked during the run.
+pub(super) fn has_tasks(config: &RunConfig) -> bool {
     config.eval.every > 0 && !config.eval.tasks.0.is_empty()
 }
 

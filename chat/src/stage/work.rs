@@ -20,13 +20,6 @@ pub(super) struct Work<'a> {
     pub(super) machine_bytes: Option<usize>,
 }
 
-impl PlannedRun<'_> {
-    /// The bytes of weights, gradients and optimizer state of all models.
-    pub(super) fn held_bytes(&self) -> usize {
-        self.state.iter().map(|model| model.bytes.total()).sum()
-    }
-}
-
 /// A run whose work is divided over a mesh.
 #[derive(Clone, Copy)]
 pub(super) struct PlannedRun<'a> {
@@ -35,4 +28,11 @@ pub(super) struct PlannedRun<'a> {
     pub(super) work: Work<'a>,
     /// The weights, gradients and optimizer state of each model in the process that needs most.
     pub(super) state: &'a [ModelBytes],
+}
+
+impl PlannedRun<'_> {
+    /// The bytes of weights, gradients and optimizer state of all models.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.state.iter().map(|model| model.bytes.total()).sum()
+    }
 }
