@@ -56,6 +56,9 @@ mod doctor;
 // Hardware that is not this machine, and the fastest layouts.
 mod plan;
 
+// What ranks send, as the planner says and as they count.
+mod communication;
+
 // Learning from given completions: meshes, budgets, resuming, references.
 mod offline;
 mod online;

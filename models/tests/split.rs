@@ -396,8 +396,10 @@ fn planned(axes: &[(Axis, usize)], sequence: SequenceMode) -> u64 {
         dtype: planner::hardware::Dtype::Float32,
         vocabulary: None,
         partitions: planner::segment::Partitions::default(),
+        tied: planner::Divided::default(),
     };
-    let traffic = Traffic { model: &model, layout: &layout, tokens: 12.0 };
+    let rows = planner::segment::RowTokens { tokens: 12.0, squares: 60.0, predicted: 12.0 };
+    let traffic = Traffic { model: &model, layout: &layout, rows };
     let of_segment = |segment| traffic.forward(segment).into_iter().chain(traffic.backward(segment));
     model.segments.iter().flat_map(of_segment).map(|exchange| exchange.bytes_sent()).sum::<f64>() as u64
 }

@@ -192,6 +192,7 @@ mod tests {
             dtype: Dtype::Float32,
             vocabulary: Some(vocabulary),
             partitions: Partitions::default(),
+            tied: Divided::default(),
         }
     }
 

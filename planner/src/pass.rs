@@ -11,12 +11,17 @@
 //! 2205.05198). A loss of tokens computes the gradients of the head with its logits: 3 passes over the head.
 //! Weights that are frozen have no gradients, so their products have one backward pass.
 //!
+//! The last block runs its output projection and its MLP for the positions with logits alone, unless the
+//! layout needs all tokens ([`Layout::keeps_all_tokens`]).
+//!
 //! The seconds are those of the operations of matrices over the speed of products of their width, of
 //! attention over its speed, and of the bytes of activations over the speed of activation functions. A
 //! forward pass writes and reads what a block keeps; a backward pass reads it, and writes and reads its
 //! gradient.
 
 use std::ops::{Add, Mul};
+
+use parallel::Axis;
 
 use crate::hardware::{Device, Dtype};
 use crate::layout::{Divided, Layout};
@@ -68,17 +73,17 @@ pub fn training(
     rows: RowTokens,
     (layout, device, dtype): (&Layout, &Device, Dtype),
 ) -> PassSeconds {
-    let seconds_of = |operations| {
-        layout.training_share(operations) * segment.uses(rows) / device.matmul_flops(segment.width, dtype)
-    };
+    let uses = segment.uses(rows, layout.keeps_all_tokens());
+    let seconds_of =
+        |operations| layout.training_share(operations) * uses / device.matmul_flops(segment.width, dtype);
     let (products, weight) = (seconds_of(segment.operations), seconds_of(segment.trained_operations));
     if segment.part == Part::Head {
         // The loss computes logits and their gradients at once, when the backward pass begins.
         return PassSeconds { forward: 0.0, input: 2.0 * products + weight, weight: 0.0 };
     }
-    let ranks = (layout.tensor_ranks() * layout.size(parallel::Axis::Sequence)) as f64;
+    let ranks = (layout.tensor_ranks() * layout.size(Axis::Sequence)) as f64;
     let attention = segment.attention * rows.squares / ranks / device.attention.of(dtype);
-    let bytes = layout.training_share(segment.activations) * rows.tokens;
+    let bytes = layout.training_share(segment.activations) * uses;
     let traversal = bytes / device.elementwise.of(dtype);
 
     let forward = products + attention + FORWARD_TRAVERSALS * traversal;
@@ -94,12 +99,13 @@ pub fn inference(
     rows: RowTokens,
     (layout, device, dtype): (&Layout, &Device, Dtype),
 ) -> f64 {
-    let operations = layout.inference_share(segment.operations) * segment.uses(rows);
+    let uses = segment.uses(rows, layout.size(Axis::Pipeline) > 1);
+    let operations = layout.inference_share(segment.operations) * uses;
     let products = operations / device.matmul_flops(segment.width, dtype);
     let attention =
         segment.attention * rows.squares / layout.tensor_ranks() as f64 / device.attention.of(dtype);
     // A head has no activations but a norm.
     let activations = if segment.part == Part::Head { Divided::default() } else { segment.activations };
-    let bytes = layout.inference_share(activations) * rows.tokens;
+    let bytes = layout.inference_share(activations) * uses;
     products + attention + FORWARD_TRAVERSALS * bytes / device.elementwise.of(dtype)
 }

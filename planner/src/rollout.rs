@@ -50,7 +50,8 @@ pub fn seconds(model: &Model, rollout: Rollout, layout: &Layout, hardware: &Hard
     let groups = stages.len().min(at_once as usize).max(1) as f64;
     let token =
         Token { replies: at_once / groups, context: rollout.prompt.tokens + rollout.new_tokens / 2.0 };
-    let traffic = Traffic { model, layout, tokens: token.replies };
+    let rows = RowTokens { tokens: token.replies, squares: token.replies, predicted: token.replies };
+    let traffic = Traffic { model, layout, rows };
     let message = traffic.message().seconds(hardware)?;
     let mut slowest = 0.0_f64;
     for segments in &stages {
@@ -118,6 +119,7 @@ mod tests {
             dtype: Dtype::Float32,
             vocabulary: None,
             partitions: Partitions::default(),
+            tied: Divided::default(),
         }
     }
 

@@ -23,6 +23,8 @@ pub struct Model {
     pub vocabulary: Option<Vocabulary>,
     /// The stages into which the segments were divided before.
     pub partitions: Partitions,
+    /// The elements of the embedding that is also the head, if two ranks of a pipeline have a copy each.
+    pub tied: Divided,
 }
 
 /// The segments of each stage, by the number of stages. A search asks for the same partitions again and
@@ -97,6 +99,9 @@ pub struct Segment {
     pub width: f64,
     /// What the assignment of segments to the stages of a pipeline counts.
     pub stage_cost: f64,
+    /// The part of its products that the last block runs for the positions with logits alone; 0 for every
+    /// other segment.
+    pub selected: f64,
 }
 
 /// Which part of a model a segment is.
@@ -179,15 +184,17 @@ impl Segment {
             scratch: none,
             width,
             stage_cost: 0.0,
+            selected: 0.0,
         }
     }
 
     /// How often `rows` run through the products of the segment: once for each token, or for each position
-    /// with logits.
-    pub fn uses(&self, rows: RowTokens) -> f64 {
+    /// with logits. `keeps_all` is whether the last block keeps all tokens.
+    pub fn uses(&self, rows: RowTokens, keeps_all: bool) -> f64 {
+        let dropped = if keeps_all { 0.0 } else { self.selected * (rows.tokens - rows.predicted).max(0.0) };
         match self.part {
             Part::Head => rows.predicted,
-            Part::Embedding | Part::Block { .. } => rows.tokens,
+            Part::Embedding | Part::Block { .. } => rows.tokens - dropped,
         }
     }
 }

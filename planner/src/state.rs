@@ -91,6 +91,7 @@ mod tests {
             dtype: Dtype::BFloat16,
             vocabulary: None,
             partitions: Partitions::default(),
+            tied: Divided::default(),
         };
         let ranks = axes.iter().map(|(_, size)| size).product();
         of_ranks(&model, &Layout { mesh: Mesh::new(axes, 0, ranks).unwrap(), zero, ..Layout::single() })

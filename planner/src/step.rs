@@ -133,7 +133,7 @@ pub fn timeline(
 pub fn exchanges(model: &Model, batch: Batch, layout: &Layout) -> Vec<Vec<Exchange>> {
     let micro_batches = MicroBatches::of(batch.count, batch.micro_batch_size, layout.row_ranks());
     let count = micro_batches.count as f64;
-    let traffic = Traffic { model, layout, tokens: batch.row.times(micro_batches.rows).tokens };
+    let traffic = Traffic { model, layout, rows: batch.row.times(micro_batches.rows) };
     let stages = stages(model, layout);
     let ranks = layout.size(Axis::Pipeline);
     let rank_of = |stage: usize| layout.schedule.rank_of_stage(stage, ranks);
@@ -149,7 +149,7 @@ pub fn exchanges(model: &Model, batch: Batch, layout: &Layout) -> Vec<Vec<Exchan
         let is_elsewhere = |&stage: &usize| stage < stages.len() && rank_of(stage) != rank;
         let sent = own.iter().flat_map(neighbours).filter(is_elsewhere).count();
         exchanges.push(traffic.message().times(count * sent as f64));
-        exchanges.extend(traffic::step(&held, model.dtype, layout));
+        exchanges.extend(traffic::step(model, &held, layout));
         exchanges.retain(|exchange| exchange.bytes_sent() > 0.0);
         exchanges
     };
@@ -175,7 +175,7 @@ impl<'a> StepPasses<'a> {
     ) -> Result<Self, Error> {
         let micro_batches = MicroBatches::of(batch.count, batch.micro_batch_size, layout.row_ranks());
         let rows = batch.row.times(micro_batches.rows);
-        let traffic = Traffic { model, layout, tokens: rows.tokens };
+        let traffic = Traffic { model, layout, rows };
         let stages = stages(model, layout);
         let passes = stages.iter().map(|segments| StagePasses::of(segments, rows, traffic, hardware));
         let passes = passes.collect::<Result<_, _>>()?;
@@ -214,8 +214,7 @@ impl<'a> StepPasses<'a> {
 
         // The gradients of a rank are those of its stages.
         let held = segments_of(&own, &self.stages);
-        let dtype = self.traffic.model.dtype;
-        let once = exchange_seconds(traffic::step(&held, dtype, layout), self.hardware)?;
+        let once = exchange_seconds(traffic::step(self.traffic.model, &held, layout), self.hardware)?;
         step.add_exchanges(&once, 1.0);
 
         let is_beside = self.hardware.device.threads.is_none();
@@ -298,7 +297,7 @@ impl StagePasses {
 pub fn inference(model: &Model, batch: Batch, layout: &Layout, hardware: &Hardware) -> Result<f64, Error> {
     let micro_batches = MicroBatches::of(batch.count, batch.micro_batch_size, layout.replicas());
     let rows = batch.row.times(micro_batches.rows);
-    let traffic = Traffic { model, layout, tokens: rows.tokens };
+    let traffic = Traffic { model, layout, rows };
     let of_stage = |segments: &&[Segment]| -> Result<f64, Error> {
         let mut seconds = 0.0;
         for segment in *segments {
@@ -394,6 +393,7 @@ mod tests {
             dtype: Dtype::Float32,
             vocabulary: None,
             partitions: Partitions::default(),
+            tied: Divided::default(),
         }
     }
 

@@ -4,7 +4,7 @@
 //!
 //! | axis | in the forward pass | in the backward pass |
 //! |---|---|---|
-//! | tensor | of a block: 2 all-reduces of `n H`; of the embedding: 1 | of a block: 2; of the head: 1 |
+//! | tensor | of a block: 2 all-reduces of `n H`; of the embedding: 1 | of a block: 2; of the head: 1, and two numbers of each position with logits |
 //! | tensor, Megatron's mode | a gather and a reduce-scatter in place of each all-reduce | the same |
 //! | sequence, Ulysses | of a block: all-to-all of queries, keys, values, results | the same |
 //! | sequence, ring | of a block: keys and values, `P - 1` times | the same, and `P` times their gradients in fp32 |
@@ -13,8 +13,10 @@
 //! | pipeline | `n H` from stage to stage | the same |
 //! | data, expert, sequence | | once in a step: the gradients, in fp32; with ZeRO also weights |
 //!
-//! Recomputation repeats what a block exchanges in its forward pass. Not listed are single numbers of a
-//! token, such as the sums of a vocabulary that is divided, and of a step, such as its loss.
+//! The last block drops the tokens without logits after attention, unless the layout needs all of them
+//! ([`Layout::keeps_all_tokens`]). Recomputation repeats what a block exchanges in its forward pass. Megatron's
+//! mode adds up the gradients of norms once in a step, and a pipeline those of a tied embedding. Not counted
+//! are the padding of the chunks that ZeRO divides, and single numbers of a step, such as its loss.
 //! `docs/parallel.md` has the same table for users.
 
 use parallel::Axis;
@@ -24,7 +26,7 @@ use crate::Error;
 use crate::collective::Collective;
 use crate::hardware::{Dtype, Hardware};
 use crate::layout::{Divided, Layout, SequenceMode};
-use crate::segment::{Model, Part, Segment};
+use crate::segment::{Model, Part, RowTokens, Segment};
 
 /// Some equal collectives of a rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,8 +67,9 @@ const TENSOR: &[Axis] = &Axis::TENSOR;
 /// The ranks that hold the same dense weights, and those that hold the same experts.
 const DENSE_COPIES: &[Axis] = &[Axis::Data, Axis::Expert, Axis::Sequence];
 const EXPERT_COPIES: &[Axis] = &[Axis::Data, Axis::Sequence];
-/// Gradients are in fp32.
+/// Gradients are in fp32, and so are the numbers of a loss.
 const GRADIENT_BYTES: f64 = 4.0;
+const NUMBER_BYTES: f64 = 4.0;
 
 impl Exchange {
     /// One collective among the ranks along some axes.
@@ -106,8 +109,8 @@ pub struct Traffic<'a> {
     pub model: &'a Model,
     /// How ranks divide it.
     pub layout: &'a Layout,
-    /// The tokens of the rows of a rank, which its sequence ranks have together.
-    pub tokens: f64,
+    /// The rows of a rank, which its sequence ranks have together.
+    pub rows: RowTokens,
 }
 
 impl Traffic<'_> {
@@ -116,7 +119,11 @@ impl Traffic<'_> {
         match segment.part {
             Part::Embedding => self.tensor_parallel(1.0),
             Part::Block { .. } => {
-                let mut exchanges = self.tensor_parallel(2.0);
+                let mut exchanges = match self.drops_tokens(segment) {
+                    // Out of attention and of the MLP.
+                    true => self.all_reduces(self.rows.predicted, 2.0),
+                    false => self.tensor_parallel(2.0),
+                };
                 exchanges.extend(self.attention(segment, false));
                 exchanges.extend(self.experts(segment));
                 exchanges
@@ -132,7 +139,14 @@ impl Traffic<'_> {
         match segment.part {
             Part::Embedding => Vec::new(),
             Part::Block { .. } => {
-                let mut exchanges = self.tensor_parallel(2.0);
+                let mut exchanges = match self.drops_tokens(segment) {
+                    // Into attention and into the MLP.
+                    true => [self.rows.tokens, self.rows.predicted]
+                        .into_iter()
+                        .flat_map(|tokens| self.all_reduces(tokens, 1.0))
+                        .collect(),
+                    false => self.tensor_parallel(2.0),
+                };
                 exchanges.extend(self.attention(segment, true));
                 exchanges.extend(self.experts(segment));
                 if self.layout.recomputes {
@@ -141,9 +155,14 @@ impl Traffic<'_> {
                 exchanges
             }
             Part::Head => {
-                let mut exchanges = self.tensor_parallel(1.0);
-                exchanges
-                    .push(self.sequence(Collective::ReduceScatter, self.tokens * self.model.hidden_bytes));
+                let mut exchanges = if self.layout.keeps_all_tokens() {
+                    self.tensor_parallel(1.0)
+                } else {
+                    self.all_reduces(self.rows.predicted, 1.0)
+                };
+                let hidden = self.all_tokens() * self.model.hidden_bytes;
+                exchanges.push(self.sequence(Collective::ReduceScatter, hidden));
+                exchanges.extend(self.loss());
                 exchanges
             }
         }
@@ -152,8 +171,11 @@ impl Traffic<'_> {
     /// What a segment exchanges in a pass without gradients, of rows that no sequence ranks divide.
     pub fn inference(&self, segment: &Segment) -> Vec<Exchange> {
         match segment.part {
-            Part::Embedding => self.all_reduces(self.tokens, 1.0),
-            Part::Block { .. } => self.all_reduces(self.tokens, 2.0),
+            Part::Embedding => self.all_reduces(self.rows.tokens, 1.0),
+            Part::Block { .. } => {
+                let drops = segment.selected > 0.0 && self.layout.size(Axis::Pipeline) == 1;
+                self.all_reduces(if drops { self.rows.predicted } else { self.rows.tokens }, 2.0)
+            }
             Part::Head => Vec::new(),
         }
     }
@@ -168,8 +190,38 @@ impl Traffic<'_> {
         Exchange { ranks: stages.ranks.min(2), span: gap + 1, ..stages }
     }
 
+    /// Whether the last block drops the tokens without logits.
+    fn drops_tokens(&self, segment: &Segment) -> bool {
+        segment.selected > 0.0 && !self.layout.keeps_all_tokens()
+    }
+
+    /// The numbers of a loss of tokens whose vocabulary or whose tokens ranks divide.
+    fn loss(&self) -> Vec<Exchange> {
+        if self.model.vocabulary.is_none() {
+            return Vec::new();
+        }
+        let of_positions = self.rows.predicted * NUMBER_BYTES / self.layout.size(Axis::Sequence) as f64;
+        // The logarithms of sums, and the log-probabilities.
+        let of_vocabulary = [Collective::AllGather, Collective::AllReduce].map(|collective| {
+            Exchange::along(TENSOR, self.layout, Purpose::Tensor, (collective, of_positions))
+        });
+        of_vocabulary.into_iter().chain([self.sequence(Collective::AllReduce, NUMBER_BYTES)]).collect()
+    }
+
+    /// The tokens of a rank's rows. The ring cuts each row into two parts for each of its ranks, all of one
+    /// length.
+    fn all_tokens(&self) -> f64 {
+        let RowTokens { tokens, squares, .. } = self.rows;
+        let parts = 2.0 * self.layout.size(Axis::Sequence) as f64;
+        if self.layout.sequence != SequenceMode::Ring || parts <= 2.0 || tokens == 0.0 {
+            return tokens;
+        }
+        let length = squares / tokens;
+        tokens / length * (length / parts).ceil() * parts
+    }
+
     fn own_tokens(&self) -> f64 {
-        self.tokens / self.layout.size(Axis::Sequence) as f64
+        self.all_tokens() / self.layout.size(Axis::Sequence) as f64
     }
 
     /// `count` times leaving (or, in the backward pass, entering) a tensor-parallel layer.
@@ -177,7 +229,7 @@ impl Traffic<'_> {
         if !self.layout.is_megatron() {
             return self.all_reduces(self.own_tokens(), count);
         }
-        let bytes = self.tokens * self.model.hidden_bytes;
+        let bytes = self.all_tokens() * self.model.hidden_bytes;
         let part = bytes / self.layout.tensor_ranks() as f64;
         [(Collective::AllGather, part), (Collective::ReduceScatter, bytes)]
             .map(|exchange| Exchange::along(TENSOR, self.layout, Purpose::Tensor, exchange).times(count))
@@ -224,8 +276,28 @@ impl Traffic<'_> {
     }
 }
 
-/// What a rank exchanges once in an optimizer step, for the `segments` that it has.
-pub fn step(segments: &[Segment], dtype: Dtype, layout: &Layout) -> Vec<Exchange> {
+/// What a rank exchanges once in an optimizer step of a model, for the `segments` that it has.
+pub fn step(model: &Model, segments: &[Segment], layout: &Layout) -> Vec<Exchange> {
+    let mut exchanges = of_copies(segments, model.dtype, layout);
+    let along = |axes, bytes| {
+        Exchange::along(axes, layout, Purpose::Gradients, (Collective::AllReduce, GRADIENT_BYTES * bytes))
+    };
+    // Of weights that tensor ranks have whole, each has the gradients of its tokens.
+    if layout.is_megatron() {
+        exchanges.push(along(TENSOR, segments.iter().map(|segment| segment.trained.whole).sum()));
+    }
+    // The first and the last rank of a pipeline have the gradients of their copies of the embedding.
+    let has_copy = |segment: &Segment| !matches!(segment.part, Part::Block { .. });
+    if layout.size(Axis::Pipeline) > 1 && segments.iter().any(has_copy) {
+        let tied = along(&[Axis::Pipeline], layout.weight_share(model.tied));
+        exchanges.push(Exchange { ranks: 2, ..tied });
+    }
+    exchanges.retain(|exchange| exchange.bytes_sent() > 0.0);
+    exchanges
+}
+
+/// What the ranks with the same weights exchange once in a step.
+fn of_copies(segments: &[Segment], dtype: Dtype, layout: &Layout) -> Vec<Exchange> {
     let share = |part: fn(&Segment) -> Divided| -> [f64; 2] {
         let all: Divided = segments.iter().map(part).sum();
         let experts = Divided { expert: all.expert, ..Divided::default() };
@@ -250,7 +322,7 @@ pub fn step(segments: &[Segment], dtype: Dtype, layout: &Layout) -> Vec<Exchange
             along(Purpose::Weights, (Collective::AllGather, gathered / ranks as f64)),
         ]
     });
-    exchanges.filter(|exchange| exchange.bytes_sent() > 0.0).collect()
+    exchanges.collect()
 }
 
 #[cfg(test)]
@@ -259,6 +331,9 @@ mod tests {
 
     use super::*;
     use crate::segment::Partitions;
+
+    /// Twelve tokens.
+    const ROWS: RowTokens = RowTokens { tokens: 12.0, squares: 144.0, predicted: 12.0 };
 
     /// A block with 8 bytes of hidden states, as many of queries and half of them of keys.
     fn block() -> Segment {
@@ -277,6 +352,7 @@ mod tests {
             dtype: Dtype::BFloat16,
             vocabulary: None,
             partitions: Partitions::default(),
+            tied: Divided::default(),
         }
     }
 
@@ -288,11 +364,56 @@ mod tests {
     /// The bytes that a rank sends for a purpose in the forward and in the backward pass of 12 tokens.
     fn sent(layout: &Layout, purpose: Purpose) -> [f64; 2] {
         let model = model();
-        let traffic = Traffic { model: &model, layout, tokens: 12.0 };
+        let traffic = Traffic { model: &model, layout, rows: ROWS };
         [traffic.forward(&block()), traffic.backward(&block())].map(|exchanges| {
             let of_purpose = exchanges.iter().filter(|exchange| exchange.purpose == purpose);
             of_purpose.map(Exchange::bytes_sent).sum()
         })
+    }
+
+    #[test]
+    fn the_last_block_drops_tokens_only_where_nobody_needs_them() {
+        let mut last = block();
+        last.selected = 0.5;
+        let model = Model { segments: vec![last], ..model() };
+        let rows = RowTokens { predicted: 3.0, ..ROWS };
+        let bytes = |layout: &Layout| -> [f64; 2] {
+            let traffic = Traffic { model: &model, layout, rows };
+            [traffic.forward(&last), traffic.backward(&last)]
+                .map(|exchanges| exchanges.iter().map(Exchange::bytes_sent).sum())
+        };
+        // Of two all-reduces over two ranks, of 12 or of 3 tokens with 8 bytes: both out of attention and of the
+        // MLP, and of those into them only the one into the MLP is small.
+        assert_eq!(bytes(&layout(&[(Axis::Tensor, 2)], SequenceMode::None)), [24.0 + 24.0, 96.0 + 24.0]);
+        let pipeline = [(Axis::Pipeline, 2), (Axis::Tensor, 2)];
+        assert_eq!(bytes(&layout(&pipeline, SequenceMode::None)), [192.0, 192.0]);
+    }
+
+    #[test]
+    fn the_parts_of_a_ring_have_one_length() {
+        // Rows of 5 and 7 tokens, of which the mean by token is 74 / 12: two parts of two ranks each have 8.
+        let rows = RowTokens { tokens: 12.0, squares: 74.0, predicted: 12.0 };
+        let layout = layout(&[(Axis::Sequence, 2)], SequenceMode::Ring);
+        let tokens = Traffic { model: &model(), layout: &layout, rows }.all_tokens();
+        assert!((tokens - 12.0 / (74.0 / 12.0) * 8.0).abs() < 1e-9, "{tokens}");
+    }
+
+    #[test]
+    fn gradients_of_what_several_ranks_have_whole_are_added_up_once() {
+        let tied = Divided::tensor(100.0);
+        let model = Model { tied, ..model() };
+        let bytes = |segments: &[Segment], layout: &Layout| -> f64 {
+            step(&model, segments, layout).iter().map(Exchange::bytes_sent).sum()
+        };
+        // Ten numbers in fp32 over two ranks, as an all-reduce.
+        let megatron = layout(&[(Axis::Tensor, 2)], SequenceMode::Megatron);
+        assert_eq!(bytes(&[block()], &megatron), 40.0);
+        // The first and the last of four stages have half of the tied embedding each.
+        let axes = [(Axis::Pipeline, 4), (Axis::Tensor, 2)];
+        let pipeline = layout(&axes, SequenceMode::None);
+        let ends = [Part::Embedding, Part::Head].map(|part| Segment::empty(part, 2.0));
+        assert_eq!(ends.map(|end| bytes(&[end], &pipeline)), [200.0; 2]);
+        assert_eq!(bytes(&[block()], &pipeline), 0.0);
     }
 
     #[test]
@@ -333,7 +454,7 @@ mod tests {
         let mut layout = layout(&[(Axis::Data, 2), (Axis::Expert, 2)], SequenceMode::None);
         let sent = |layout: &Layout| {
             let sum = |purpose| {
-                let all = step(&[block()], Dtype::BFloat16, layout);
+                let all = step(&model(), &[block()], layout);
                 let of_purpose = all.iter().filter(|exchange| exchange.purpose == purpose);
                 of_purpose.map(Exchange::bytes_sent).sum::<f64>()
             };
@@ -352,7 +473,7 @@ mod tests {
         // rank = stage * 4 + data: neighbours are 4 ranks apart.
         let layout = layout(&[(Axis::Pipeline, 4), (Axis::Data, 4)], SequenceMode::None);
         let model = model();
-        let message = Traffic { model: &model, layout: &layout, tokens: 12.0 }.message();
+        let message = Traffic { model: &model, layout: &layout, rows: ROWS }.message();
         assert_eq!((message.ranks, message.span, message.bytes_sent()), (2, 5, 96.0));
     }
 }

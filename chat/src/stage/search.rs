@@ -318,7 +318,8 @@ impl Search<'_> {
             // Nothing is to leave the device for a budget that only ZeRO asks for.
             Some(budget) => {
                 let peak = peak_memory::predict(run)?;
-                Ok(held + peak.activations.max(peak.rollout) <= budget.0 as usize)
+                let fits = held + peak.activations.max(peak.rollout) <= budget.0 as usize;
+                Ok(fits && !run.moves_chunks()?)
             }
             None => Ok(fit::lacks_beside(run)?.is_none()),
         }

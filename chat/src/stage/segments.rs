@@ -103,6 +103,8 @@ fn model(planned: &PlannedModel<'_>, config: &RunConfig, layout: &Layout) -> Res
         if has_both_ends(layout) {
             let first = &mut segments[0];
             (first.weight_bytes, first.trained, first.optimizer_bytes) = <_>::default();
+        } else {
+            model.tied = first.trained;
         }
     }
     Ok(model)
@@ -129,6 +131,13 @@ fn without_weights(planned: &PlannedModel<'_>, config: &RunConfig, layout: &Layo
     let embedding = Segment::empty(Part::Embedding, architecture.embedding_size as f64);
     let mut segments: Vec<Segment> =
         std::iter::once(embedding).chain(blocks).chain([head(planned)]).collect();
+    // The loss that balances experts is computed of all tokens.
+    if planned.config.router_aux_loss_coef() == 0.0 {
+        let last = segments.len() - 2;
+        let all = segments[last].operations.total();
+        let before = projections(architecture, layout).total() - out_projection(architecture).total();
+        segments[last].selected = 1.0 - before / all;
+    }
     if planned.is_trained && planned.lora.is_none() {
         for segment in &mut segments {
             segment.trained_operations = segment.operations;
@@ -146,6 +155,7 @@ fn without_weights(planned: &PlannedModel<'_>, config: &RunConfig, layout: &Layo
         dtype: dtype(planned.kind),
         vocabulary,
         partitions: Partitions::default(),
+        tied: Divided::default(),
     }
 }
 
@@ -181,8 +191,6 @@ fn block(planned: &PlannedModel<'_>, layer: usize, layout: &Layout) -> Segment {
     let matrices = if architecture.gated_mlp { 3.0 } else { 2.0 };
     let of_mlp = |inner: i64| 2.0 * matrices * hidden * inner as f64;
 
-    let projections =
-        Divided::tensor(4.0 * hidden * queries) + of_keys(4.0 * hidden * keys, architecture, layout);
     let mut routed = 0.0;
     let mlp = match architecture.experts.as_ref().filter(|experts| experts.is_moe_layer[layer]) {
         None => Divided::tensor(of_mlp(architecture.intermediate_size)),
@@ -204,7 +212,7 @@ fn block(planned: &PlannedModel<'_>, layer: usize, layout: &Layout) -> Segment {
     let kept = per_token(|tokens| memory.block(layer, tokens));
     let between = per_token(|tokens| memory.between_layers(tokens));
     Segment {
-        operations: projections + mlp,
+        operations: projections(architecture, layout) + mlp,
         attention: 2.0 * queries,
         activations: Divided { whole: between, tensor: kept - between, expert: 0.0 },
         padding: Divided::tensor(per_token(|tokens| memory.padded_attention(tokens))),
@@ -213,6 +221,19 @@ fn block(planned: &PlannedModel<'_>, layer: usize, layout: &Layout) -> Segment {
         stage_cost: 2.0 * hidden * (queries + keys) + 0.5 * (mlp.tensor + mlp.expert),
         ..Segment::empty(part, hidden)
     }
+}
+
+/// The operations of the four projections of attention.
+fn projections(architecture: &Architecture, layout: &Layout) -> Divided {
+    let keys = (architecture.num_kv_heads * architecture.head_dim) as f64;
+    let of_keys = of_keys(4.0 * architecture.hidden_size as f64 * keys, architecture, layout);
+    out_projection(architecture) * 2.0 + of_keys
+}
+
+/// The operations of the projection of attention's results; those of queries are as many.
+fn out_projection(architecture: &Architecture) -> Divided {
+    let queries = (architecture.num_heads * architecture.head_dim) as f64;
+    Divided::tensor(2.0 * architecture.hidden_size as f64 * queries)
 }
 
 /// The operations of keys and values: divided by heads, or those of one head on each rank if there are fewer

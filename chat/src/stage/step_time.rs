@@ -152,7 +152,10 @@ impl PlannedRun<'_> {
     fn first_trained(&self) -> anyhow::Result<(usize, Batch)> {
         let lengths = self.work.lengths;
         let trained = self.work.models.iter().position(|model| model.is_trained);
-        let row = lengths.row.continued(lengths.new_tokens as f64);
+        let row = match lengths.new_tokens {
+            0 => lengths.row,
+            new => lengths.row.continued(new as f64),
+        };
         let count = peak_memory::step_rows(self.config, lengths) as f64;
         let batch = Batch { row, count, micro_batch_size: self.config.train.micro_batch_size };
         Ok((trained.context("a stage trains a model")?, batch))
@@ -212,6 +215,11 @@ impl PlannedRun<'_> {
         }
         let tier = hardware.outer_tier()?;
         Ok(moved.map(|moved| moved.read as f64 / tier.read + moved.written as f64 / tier.write))
+    }
+
+    /// Whether a step moves chunks under its budget.
+    pub(super) fn moves_chunks(&self) -> Result<bool, models::Error> {
+        Ok(self.chunk_traffic()? != ChunkTraffic::default())
     }
 
     /// What a step moves under a budget.
@@ -441,13 +449,14 @@ mod tests {
 
     #[test]
     fn a_supervised_step_by_hand() {
-        // Matrices of 8 (2 * 8 + 2 * 8) + 3 * 8 * 16 = 640 parameters: 2 * 640 * 10 = 12800 operations, 2 * 8
-        // * 50 = 800 of attention, and 2 * 32 * 8 * 4 = 2048 of the head. A block keeps 2 (8 + 1) + 2 * 8
-        // + 4 * 8 + 2 + 3 * 16 = 116 numbers of a token.
+        // Matrices of 8 (2 * 8 + 2 * 8) + 3 * 8 * 16 = 640 parameters. Of these, 8 * 8 + 3 * 8 * 16 = 448 only
+        // see the 4 positions with a loss: the others of 10 tokens count 0.3, so 2 * 640 * 5.8 = 7424
+        // operations, 2 * 8 * 50 = 800 of attention, and 2 * 32 * 8 * 4 = 2048 of the head. A block keeps 2
+        // (8 + 1) + 2 * 8 + 4 * 8 + 2 + 3 * 16 = 116 numbers of a token.
         let mut config = two_rows();
         let time = predict(&config, 1, 0);
         let parts = |passes: f64| {
-            [passes * 12800.0 + 3.0 * 2048.0, passes * 800.0, (2.0 * passes - 1.0) * 116.0 * 4.0 * 10.0]
+            [passes * 7424.0 + 3.0 * 2048.0, passes * 800.0, (2.0 * passes - 1.0) * 116.0 * 4.0 * 5.8]
         };
         let seconds = |[matrices, attention, activations]: [f64; 3]| {
             matrices / 1e11 + attention / 2e10 + activations / 5e9
@@ -512,9 +521,10 @@ mod tests {
         config.ppo.mini_batch_size = 4;
         config.ppo.rollout_micro_batch_size = Some(2);
         let time = predict(&config, 1, 3);
-        // 2 * 640 * 20 and 2 * 8 * 100 operations, and the logits of the last position of each prompt.
-        let activations = 2.0 * 116.0 * 4.0 * 20.0 / 5e9;
-        let prefill = (25600.0 + 2.0 * 256.0 * 4.0) / 1e11 + 1600.0 / 2e10 + activations;
+        // Of 20 tokens 4 have logits, the last of each prompt: 2 * 640 * (20 - 0.7 * 16) and 2 * 8 * 100
+        // operations.
+        let activations = 2.0 * 116.0 * 4.0 * 8.8 / 5e9;
+        let prefill = (1280.0 * 8.8 + 2.0 * 256.0 * 4.0) / 1e11 + 1600.0 / 2e10 + activations;
         // A token of two replies: 920 weights and 6.5 tokens of the cache, of 2 * 8 * 4 bytes, are read in
         // more time than 2 * 640 * 2 + 2 * 256 * 2 operations take.
         let token = (3680.0 + 2.0 * 6.5 * 64.0) / 2e10 + 6.0 * 4.0 * 2.0 * 32.0 / 1e10;
@@ -524,9 +534,9 @@ mod tests {
         config.gemini.device_memory = Some(ByteSize(1 << 20));
         same(predict(&config, 1, 3).rollout, 2.0 * 3584.0 / 1e10 + prefill + 2.0 * 3.0 * token);
 
-        // Scoring and four epochs over 4 sequences of 8 tokens, with 3 logits each.
-        let (matrices, head) = (2.0 * 640.0 * 32.0, 2.0 * 256.0 * 12.0);
-        let (attention, activations) = (2.0 * 8.0 * 4.0 * 64.0 / 2e10, 116.0 * 4.0 * 32.0 / 5e9);
+        // Scoring and four epochs over 4 sequences of 8 tokens, with 3 logits each: 32 - 0.7 * 20 = 18.
+        let (matrices, head) = (2.0 * 640.0 * 18.0, 2.0 * 256.0 * 12.0);
+        let (attention, activations) = (2.0 * 8.0 * 4.0 * 64.0 / 2e10, 116.0 * 4.0 * 18.0 / 5e9);
         let score = (matrices + head) / 1e11 + attention + 2.0 * activations;
         let epoch = (3.0 * matrices + 3.0 * head) / 1e11 + 3.0 * attention + 5.0 * activations;
         same(time.computation, score + 4.0 * epoch);
