@@ -18,6 +18,22 @@ pub enum Scheduler {
     /// Half a cosine, down to zero.
     /// transformers: `get_cosine_schedule_with_warmup`.
     Cosine,
+    /// A power of what is left of the run, down to zero.
+    /// transformers: `get_polynomial_decay_schedule_with_warmup`.
+    Polynomial,
+    /// Divided by the root of the steps; the run may go on without an end.
+    /// transformers: `get_inverse_sqrt_schedule`.
+    InverseSqrt,
+    /// Constant, and at the end half a cosine down to zero.
+    /// transformers: `get_wsd_schedule`; Colossal-AI: `FlatAnnealingWarmupLR`.
+    WarmupStableDecay,
+    /// Multiplied by the same factor in each step, down to `min_lr_ratio`. torch: `ExponentialLR`.
+    Exponential,
+    /// Multiplied by `gamma` at each milestone. torch: `MultiStepLR`.
+    Multistep,
+    /// Half a cosine up from a 25th, and half a cosine down to almost nothing (Smith and Topin 2017, arXiv
+    /// 1708.07120). torch: `OneCycleLR` without a cycle of the betas.
+    OneCycle,
 }
 
 /// The update rule.
@@ -68,8 +84,18 @@ pub struct TrainConfig {
     pub gradient_accumulation_steps: usize,
     /// The highest learning rate, 0 or more.
     pub lr: f64,
-    /// The learning-rate schedule: `constant`, `linear` or `cosine`. The last two end at `min_lr_ratio`.
+    /// The learning-rate schedule after the warm-up: `constant`; `linear`, `cosine`, `polynomial` and
+    /// `exponential`, which end at `min_lr_ratio`; `warmup_stable_decay`, which stays at the highest rate
+    /// before it does; `inverse_sqrt`; `multistep`; or `one_cycle`, whose first half is its warm-up.
     pub scheduler: Scheduler,
+    /// With `polynomial`, the exponent of the decay.
+    pub decay_power: f64,
+    /// With `warmup_stable_decay`, the part of all steps that decay, rounded up.
+    pub decay_ratio: f64,
+    /// With `multistep`, when the rate falls: ascending parts of all steps, each between 0 and 1.
+    pub milestones: Vec<f64>,
+    /// With `multistep`, the factor at each milestone.
+    pub gamma: f64,
     /// Optimizer steps of linear warm-up from zero, at most the length of the run. In PPO for policy and
     /// critic.
     pub warmup_steps: u64,
@@ -107,6 +133,10 @@ impl Default for TrainConfig {
             gradient_accumulation_steps: 1,
             lr: 1e-5,
             scheduler: Scheduler::Cosine,
+            decay_power: 1.0,
+            decay_ratio: 0.1,
+            milestones: vec![0.5, 0.75],
+            gamma: 0.1,
             warmup_steps: 0,
             warmup_ratio: 0.0,
             min_lr_ratio: 0.0,
@@ -157,10 +187,29 @@ impl TrainConfig {
         if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
             return refuse("weight_decay", self.weight_decay.to_string(), "must be 0 or more");
         }
-        for (key, value) in [("warmup_ratio", self.warmup_ratio), ("min_lr_ratio", self.min_lr_ratio)] {
+        for (key, value) in [
+            ("warmup_ratio", self.warmup_ratio),
+            ("min_lr_ratio", self.min_lr_ratio),
+            ("decay_ratio", self.decay_ratio),
+            ("gamma", self.gamma),
+        ] {
             if !(0.0..=1.0).contains(&value) {
                 return refuse(key, value.to_string(), "must be between 0 and 1");
             }
+        }
+        if !(self.decay_power.is_finite() && self.decay_power > 0.0) {
+            return refuse("decay_power", self.decay_power.to_string(), "must be more than 0");
+        }
+        let are_parts = self.milestones.iter().all(|part| (0.0..=1.0).contains(part));
+        if !are_parts || !self.milestones.is_sorted() {
+            return refuse(
+                "milestones",
+                format!("{:?}", self.milestones),
+                "must be ascending parts of 0 to 1",
+            );
+        }
+        if self.scheduler == Scheduler::Exponential && self.min_lr_ratio == 0.0 {
+            return refuse("min_lr_ratio", "0".into(), "must be above 0 with scheduler = \"exponential\"");
         }
         if !(self.max_grad_norm.is_finite() && self.max_grad_norm >= 0.0) {
             return refuse("max_grad_norm", self.max_grad_norm.to_string(), "must be 0 (off) or more");

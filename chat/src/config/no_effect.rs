@@ -61,9 +61,7 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
     if config.train.warmup_steps > 0 {
         keys.push(("train.warmup_ratio", "[train] warmup_steps says how many steps warm up"));
     }
-    if config.train.scheduler == Scheduler::Constant {
-        keys.push(("train.min_lr_ratio", "scheduler = \"constant\" does not decay"));
-    }
+    keys.extend(by_scheduler(config.train.scheduler));
     if config.train.steps.is_some() {
         keys.push(("train.epochs", "[train] steps is the length of the run: leave one of the two out"));
     }
@@ -74,6 +72,10 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
         let reason = "with a learning rate of 0 no weight changes";
         let names = [
             "train.scheduler",
+            "train.decay_power",
+            "train.decay_ratio",
+            "train.milestones",
+            "train.gamma",
             "train.warmup_steps",
             "train.warmup_ratio",
             "train.min_lr_ratio",
@@ -86,6 +88,34 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
     }
 
     keys.retain(|(key, _)| stage.reads(key));
+    keys
+}
+
+/// The keys of schedules of the learning rate that another schedule does not read.
+fn by_scheduler(scheduler: Scheduler) -> Vec<IgnoredKey> {
+    let mut keys = Vec::new();
+    match scheduler {
+        Scheduler::Constant => keys.push(("train.min_lr_ratio", "scheduler = \"constant\" does not decay")),
+        Scheduler::Multistep => {
+            keys.push(("train.min_lr_ratio", "scheduler = \"multistep\" ends where its milestones lead to"));
+        }
+        Scheduler::OneCycle => {
+            keys.push(("train.min_lr_ratio", "scheduler = \"one_cycle\" ends at a 250,000th of the rate"));
+        }
+        _ => {}
+    }
+    let readers = [
+        ("train.decay_power", Scheduler::Polynomial, "only scheduler = \"polynomial\" has an exponent"),
+        (
+            "train.decay_ratio",
+            Scheduler::WarmupStableDecay,
+            "only scheduler = \"warmup_stable_decay\" reads it",
+        ),
+        ("train.milestones", Scheduler::Multistep, "only scheduler = \"multistep\" has milestones"),
+        ("train.gamma", Scheduler::Multistep, "only scheduler = \"multistep\" has milestones"),
+    ];
+    let unread = readers.into_iter().filter(|(_, reader, _)| *reader != scheduler);
+    keys.extend(unread.map(|(key, _, reason)| (key, reason)));
     keys
 }
 
