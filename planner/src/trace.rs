@@ -175,7 +175,9 @@ pub fn svg(traces: &[(String, Trace)]) -> String {
         top += LINE;
         for (number, lane) in trace.lanes.iter().enumerate() {
             let _ = writeln!(body, r#"<text x="{MARGIN}" y="{}">rank {number}</text>"#, top + 13.0);
-            lane.iter().for_each(|event| draw(&mut body, event, scale, top));
+            for event in lane {
+                draw(&mut body, event, scale, top);
+            }
             top += LANE;
         }
         top += MARGIN;

@@ -119,10 +119,11 @@ impl Traffic<'_> {
         match segment.part {
             Part::Embedding => self.tensor_parallel(1.0),
             Part::Block { .. } => {
-                let mut exchanges = match self.drops_tokens(segment) {
+                let mut exchanges = if self.drops_tokens(segment) {
                     // Out of attention and of the MLP.
-                    true => self.all_reduces(self.rows.predicted, 2.0),
-                    false => self.tensor_parallel(2.0),
+                    self.all_reduces(self.rows.predicted, 2.0)
+                } else {
+                    self.tensor_parallel(2.0)
                 };
                 exchanges.extend(self.attention(segment, false));
                 exchanges.extend(self.experts(segment));
@@ -139,13 +140,12 @@ impl Traffic<'_> {
         match segment.part {
             Part::Embedding => Vec::new(),
             Part::Block { .. } => {
-                let mut exchanges = match self.drops_tokens(segment) {
+                let mut exchanges = if self.drops_tokens(segment) {
                     // Into attention and into the MLP.
-                    true => [self.rows.tokens, self.rows.predicted]
-                        .into_iter()
-                        .flat_map(|tokens| self.all_reduces(tokens, 1.0))
-                        .collect(),
-                    false => self.tensor_parallel(2.0),
+                    let tokens = [self.rows.tokens, self.rows.predicted].into_iter();
+                    tokens.flat_map(|tokens| self.all_reduces(tokens, 1.0)).collect()
+                } else {
+                    self.tensor_parallel(2.0)
                 };
                 exchanges.extend(self.attention(segment, true));
                 exchanges.extend(self.experts(segment));

@@ -109,7 +109,9 @@ impl OpenRun<'_> {
         let messages: Vec<String> = muted.try_iter().collect();
         drop(muted);
         plan.map_err(|error| {
-            messages.iter().for_each(|message| print_stderr(message));
+            for message in &messages {
+                print_stderr(message);
+            }
             self.without_flags(error)
         })
     }

@@ -54,7 +54,7 @@ impl RunConfig {
     pub(crate) fn set_layout(&mut self, layout: ChosenLayout, stage: &StageSchema) -> anyhow::Result<()> {
         let was = self.to_toml(stage)?;
         let (transport, hardware) = (self.parallel.transport, self.parallel.hardware.take());
-        self.parallel = ParallelSection { transport, hardware, ..layout.parallel };
+        self.parallel = ParallelSection { hardware, transport, ..layout.parallel };
         self.gemini.device_memory = layout.device_memory;
         self.train.micro_batch_size = layout.micro_batch_size;
         self.train.gradient_accumulation_steps = layout.gradient_accumulation_steps;
