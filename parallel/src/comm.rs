@@ -16,21 +16,23 @@
 
 pub mod gloo;
 pub mod nccl;
+mod sent;
 pub mod shared;
 pub mod staged;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
-use std::ops::{AddAssign, Range, SubAssign};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use parallel_sys::c10d;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 pub use parallel_sys::c10d::Reduction;
+pub use sent::{NUMBERS, Sent, SentByGroup};
 
 use crate::{Error, SysError};
 
@@ -217,32 +219,6 @@ impl PendingCollective {
         }
     }
 }
-
-/// What a rank has sent in collectives of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sent {
-    /// The number of collectives.
-    pub calls: u64,
-    /// The bytes that it has sent in them.
-    pub bytes: u64,
-}
-
-impl AddAssign for Sent {
-    fn add_assign(&mut self, other: Self) {
-        self.calls += other.calls;
-        self.bytes += other.bytes;
-    }
-}
-
-impl SubAssign for Sent {
-    fn sub_assign(&mut self, other: Self) {
-        self.calls -= other.calls;
-        self.bytes -= other.bytes;
-    }
-}
-
-/// The collectives that exchange no tensors, but numbers and plain data.
-pub const NUMBERS: &str = "numbers";
 
 /// Sender and receiver, and the message tag.
 pub(crate) type P2pKey = ([usize; 2], usize);

@@ -32,4 +32,4 @@ pub use parallel_sys::{
 pub use parameter::{Parameter, Placement, ShardSpec};
 pub use pipeline::PipelineStages;
 pub use segment::{ForwardPass, GradientSource, Segmented};
-pub use world::{LocalRank, ProcessGroups, RankInfo, SentByGroup, Transport, World};
+pub use world::{LocalRank, ProcessGroups, RankInfo, Transport, World};

@@ -11,7 +11,7 @@ mod hosts;
 mod launcher;
 mod transport;
 
-pub use groups::{ProcessGroups, SentByGroup, WeightGatheringGroups};
+pub use groups::{ProcessGroups, WeightGatheringGroups};
 pub use hosts::LocalRank;
 pub use launcher::{JOB_SECRET, RankInfo, secret_from_environment};
 pub use transport::Transport;

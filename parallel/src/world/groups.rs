@@ -1,10 +1,9 @@
 //! The process groups of a mesh: one along each axis, and the combined ones that training needs.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::LocalRank;
-use crate::comm::{ProcessGroup, Sent};
+use crate::comm::{ProcessGroup, SentByGroup};
 use crate::{Axis, Error, Mesh};
 
 /// The process groups of a mesh that one rank belongs to.
@@ -23,9 +22,6 @@ pub struct ProcessGroups {
     embedding_group: Option<Arc<ProcessGroup>>,
     weight_gathering: Mutex<Option<WeightGatheringGroups>>,
 }
-
-/// What a rank has sent, by the name of the group and the collective.
-pub type SentByGroup = BTreeMap<String, BTreeMap<String, Sent>>;
 
 /// The groups over which sharded weights are gathered.
 #[derive(Clone, Debug)]
@@ -245,31 +241,16 @@ impl ProcessGroups {
         let shared = self.axis_groups.iter().chain(combined).chain(&self.embedding_group).chain(gathering);
         let groups: Vec<&ProcessGroup> =
             std::iter::once(&self.world).chain(shared.map(AsRef::as_ref)).collect();
-        let mut sent = SentByGroup::new();
+        let mut sent = SentByGroup::default();
         for (index, group) in groups.iter().enumerate() {
             // Axes and combined groups may be one and the same group.
             if groups[..index].iter().any(|other| std::ptr::eq(*other, *group)) {
                 continue;
             }
             for (collective, counted) in group.sent() {
-                let of_group = sent.entry(group.name().to_owned()).or_default();
-                *of_group.entry(collective.to_owned()).or_default() += counted;
+                sent.add(group.name(), collective, counted);
             }
         }
-        sent
-    }
-
-    /// What this rank has sent since it had sent `before`.
-    pub fn sent_since(&self, before: &SentByGroup) -> SentByGroup {
-        let mut sent = self.sent();
-        for (group, collectives) in &mut sent {
-            for (collective, counted) in collectives.iter_mut() {
-                let before = before.get(group).and_then(|known| known.get(collective)).copied();
-                *counted -= before.unwrap_or_default();
-            }
-            collectives.retain(|_, counted| counted.calls > 0);
-        }
-        sent.retain(|_, collectives| !collectives.is_empty());
         sent
     }
 
