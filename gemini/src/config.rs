@@ -187,6 +187,20 @@ impl TrainConfig {
         if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
             return refuse("weight_decay", self.weight_decay.to_string(), "must be 0 or more");
         }
+        self.check_schedule()?;
+        if !(self.max_grad_norm.is_finite() && self.max_grad_norm >= 0.0) {
+            return refuse("max_grad_norm", self.max_grad_norm.to_string(), "must be 0 (off) or more");
+        }
+
+        if self.steps == Some(0) || (self.steps.is_none() && self.epochs == 0) {
+            return refuse("steps", "0".into(), "give at least one step or epoch");
+        }
+        Ok(())
+    }
+
+    /// Returns an error for a schedule of the learning rate that cannot be.
+    fn check_schedule(&self) -> Result<(), Error> {
+        let refuse = |key, value: String, wanted| Err(Error::Setting { key, value, wanted });
         for (key, value) in [
             ("warmup_ratio", self.warmup_ratio),
             ("min_lr_ratio", self.min_lr_ratio),
@@ -208,15 +222,11 @@ impl TrainConfig {
                 "must be ascending parts of 0 to 1",
             );
         }
+        if self.scheduler == Scheduler::Multistep && self.milestones.is_empty() {
+            return refuse("milestones", "[]".into(), "give at least one with scheduler = \"multistep\"");
+        }
         if self.scheduler == Scheduler::Exponential && self.min_lr_ratio == 0.0 {
             return refuse("min_lr_ratio", "0".into(), "must be above 0 with scheduler = \"exponential\"");
-        }
-        if !(self.max_grad_norm.is_finite() && self.max_grad_norm >= 0.0) {
-            return refuse("max_grad_norm", self.max_grad_norm.to_string(), "must be 0 (off) or more");
-        }
-
-        if self.steps == Some(0) || (self.steps.is_none() && self.epochs == 0) {
-            return refuse("steps", "0".into(), "give at least one step or epoch");
         }
         Ok(())
     }
@@ -271,6 +281,24 @@ mod tests {
         }
         let config = TrainConfig { epochs: u64::MAX, ..TrainConfig::default() };
         assert!(config.check().unwrap_err().to_string().starts_with("[train] epochs = 18446744073709551615"));
+    }
+
+    #[test]
+    fn schedules_that_cannot_be_are_named() {
+        let of = |scheduler| TrainConfig { scheduler, ..TrainConfig::default() };
+        for (config, words) in [
+            (
+                TrainConfig { milestones: vec![0.75, 0.5], ..of(Scheduler::Multistep) },
+                "milestones = [0.75, 0.5]",
+            ),
+            (TrainConfig { milestones: vec![], ..of(Scheduler::Multistep) }, "milestones = []"),
+            (TrainConfig { decay_power: 0.0, ..of(Scheduler::Polynomial) }, "decay_power = 0"),
+            (TrainConfig { decay_ratio: 1.5, ..of(Scheduler::WarmupStableDecay) }, "decay_ratio = 1.5"),
+            (of(Scheduler::Exponential), "min_lr_ratio = 0: must be above 0"),
+        ] {
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     #[test]

@@ -11,12 +11,13 @@
 //! | cosine | `(1 + cos(pi x)) / 2` |
 //! | polynomial | `(1 - x)^p`, `p` = `decay_power` |
 //! | `inverse_sqrt` | `sqrt(t / (s - w + t))`, `t = w`, or 10,000 without a warm-up |
-//! | `warmup_stable_decay` | `1`; in the last `d` steps `(1 + cos(pi (s - n + d) / d)) / 2`, `d` = `decay_ratio n` |
+//! | `warmup_stable_decay` | `1`; in the last `d` steps `(1 + cos(pi (s - n + d) / d)) / 2` |
 //! | exponential | `m^x`, `m` = `min_lr_ratio` |
 //! | multistep | `gamma^k` after `k` of the `milestones` |
-//! | `one_cycle` | in `u` steps half a cosine from 1/25 to 1, then one down to 1/250,000; no other warm-up |
+//! | `one_cycle` | half a cosine from 1/25 to 1, then one down to 1/250,000; no other warm-up |
 //!
-//! A decay `f` to a lowest factor `m` is `m + (1 - m) f`, but for the last three, which have ends of their own.
+//! Here `d` is `decay_ratio n`, rounded up. A decay `f` to a lowest factor `m` is `m + (1 - m) f`, but for
+//! the last three, whose ends are their own.
 
 use std::f64::consts::PI;
 
@@ -39,6 +40,7 @@ pub fn lr_factor(config: &TrainConfig, step: u64, total: u64) -> f64 {
     if step < warmup {
         return step as f64 / warmup as f64;
     }
+
     let after = (step - warmup) as f64;
     let progress = after / (total.saturating_sub(warmup)).max(1) as f64;
     let lowest = config.min_lr_ratio;
@@ -107,8 +109,8 @@ mod tests {
         check(&warmed(Scheduler::Constant, 0), &[1.0; 10]);
     }
 
-    /// The same with lr 1 and: `polynomial`, 2 of 8, `{"power": 2.0, "lr_end": 0.1}`; `inverse_sqrt`, 2 and 0 of 8;
-    /// `warmup_stable_decay`, 2 of 10, `{"num_decay_steps": 4, "min_lr_ratio": 0.1}`.
+    /// The same with lr 1 and: `polynomial`, 2 of 8, `{"power": 2.0, "lr_end": 0.1}`; `inverse_sqrt`, 2 and 0
+    /// of 8; `warmup_stable_decay`, 2 of 10, `{"num_decay_steps": 4, "min_lr_ratio": 0.1}`.
     #[test]
     fn further_schedules_equal_those_of_transformers() {
         let polynomial =
@@ -166,8 +168,8 @@ mod tests {
             assert!((lr_factor(&config, step as u64, 10) - rate).abs() < 4e-6, "{step}");
         }
     }
-    /// `transformers` 5.23.0: `get_scheduler("cosine_with_min_lr", optimizer, 3, 10, {"min_lr_rate": 0.1})`. 3 is
-    /// a quarter of 10, rounded up.
+    /// `transformers` 5.23.0: `get_scheduler("cosine_with_min_lr", optimizer, 3, 10, {"min_lr_rate": 0.1})`.
+    /// 3 is a quarter of 10, rounded up.
     #[test]
     fn a_warm_up_by_a_ratio_and_a_lowest_rate_are_those_of_transformers() {
         let config = TrainConfig { warmup_ratio: 0.25, min_lr_ratio: 0.1, ..TrainConfig::default() };
