@@ -318,8 +318,8 @@ impl Hardware {
         Ok(OuterTier { memory: None, read: disk.read, write: disk.write })
     }
 
-    /// How much slower the ranks of a pipeline are, for each replica with a straggler. Ranks that divide a layer
-    /// or exchange tokens in it wait for the slowest of them.
+    /// How much slower the ranks of a pipeline are, for each replica with a straggler. Ranks that divide a
+    /// layer or exchange tokens in it wait for the slowest of them.
     pub fn slowdowns(&self, layout: &Layout) -> Result<Vec<Vec<f64>>, Error> {
         let even = vec![1.0; layout.size(Axis::Pipeline)];
         let mut replicas: BTreeMap<usize, Vec<f64>> = BTreeMap::new();

@@ -123,8 +123,8 @@ impl Layout {
         last + 1
     }
 
-    /// Whether the last block keeps the tokens without logits in a pass with gradients: for the next stage of a
-    /// pipeline, and for ranks that divide the tokens.
+    /// Whether the last block keeps the tokens without logits in a pass with gradients: for the next stage of
+    /// a pipeline, and for ranks that divide the tokens.
     pub fn keeps_all_tokens(&self) -> bool {
         self.size(Axis::Pipeline) > 1 || self.size(Axis::Sequence) > 1 || self.is_megatron()
     }

@@ -6,9 +6,9 @@
 //! [`segment::Segment`] has the numbers of a part of a model, [`layout::Layout`] says how ranks divide them,
 //! and [`hardware::Hardware`] how fast a device and its links are. [`pass`] puts the three together for one
 //! micro-batch, [`step`] for an optimizer step, in which [`timeline`] runs the real schedule of a pipeline on
-//! a simulated clock ([`trace`] writes it as a file), and [`rollout`] for the replies of a policy. [`state`] has the bytes of weights and
-//! optimizer, [`memory`] those of the tensors of a step, and [`search`] finds the best of all layouts. This
-//! crate loads no model, opens no connection and measures nothing.
+//! a simulated clock ([`trace`] writes it as a file), and [`rollout`] for the replies of a policy. [`state`]
+//! has the bytes of weights and optimizer, [`memory`] those of the tensors of a step, and [`search`] finds
+//! the best of all layouts. This crate loads no model, opens no connection and measures nothing.
 
 pub mod collective;
 mod error;

@@ -101,7 +101,7 @@ pub struct Segment {
     pub stage_cost: f64,
     /// The part of its products that the last block runs for the positions with logits alone; 0 for every
     /// other segment.
-    pub selected: f64,
+    pub selected_fraction: f64,
 }
 
 /// Which part of a model a segment is.
@@ -184,14 +184,15 @@ impl Segment {
             scratch: none,
             width,
             stage_cost: 0.0,
-            selected: 0.0,
+            selected_fraction: 0.0,
         }
     }
 
     /// How often `rows` run through the products of the segment: once for each token, or for each position
     /// with logits. `keeps_all` is whether the last block keeps all tokens.
     pub fn uses(&self, rows: RowTokens, keeps_all: bool) -> f64 {
-        let dropped = if keeps_all { 0.0 } else { self.selected * (rows.tokens - rows.predicted).max(0.0) };
+        let dropped =
+            if keeps_all { 0.0 } else { self.selected_fraction * (rows.tokens - rows.predicted).max(0.0) };
         match self.part {
             Part::Head => rows.predicted,
             Part::Embedding | Part::Block { .. } => rows.tokens - dropped,

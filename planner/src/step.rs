@@ -223,8 +223,8 @@ impl<'a> StepPasses<'a> {
         Ok(step)
     }
 
-    /// The seconds of the schedule if each rank only waits until its first micro-batch has arrived, and, where
-    /// backward passes are not split, until its last one has gone back through the stages before it.
+    /// The seconds of the schedule if each rank only waits until its first micro-batch has arrived, and,
+    /// where backward passes are not split, until its last one has gone back through the stages before it.
     fn least_seconds(&self) -> Result<f64, Error> {
         let layout = self.traffic.layout;
         let own = stages_of_ranks(layout, self.stages.len());
@@ -334,7 +334,7 @@ fn least_of_replica(
     stages_of_ranks.iter().map(of_rank).fold(0.0, f64::max)
 }
 
-/// The stages that each rank of a pipeline of so many stages has.
+/// The stages of each rank, in a pipeline with `num_stages` stages.
 fn stages_of_ranks(layout: &Layout, num_stages: usize) -> Vec<Vec<usize>> {
     let ranks = layout.size(Axis::Pipeline);
     let mut own: Vec<Vec<usize>> = vec![Vec::new(); ranks];

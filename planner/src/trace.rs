@@ -107,8 +107,8 @@ impl From<ComputationType> for EventKind {
 }
 
 impl Trace {
-    /// A step whose passes follow a timeline. After them, what is exchanged once takes `exchange` seconds, and
-    /// the update of the weights `update` seconds.
+    /// A step whose passes follow a timeline. After them, what is exchanged once takes `exchange` seconds,
+    /// and the update of the weights `update` seconds.
     pub fn new(timeline: &Timeline, exchange: f64, update: f64) -> Self {
         let lane = |spans: &Vec<Span>| {
             let passes = spans.iter().map(|span| Event {

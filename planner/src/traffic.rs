@@ -4,7 +4,7 @@
 //!
 //! | axis | in the forward pass | in the backward pass |
 //! |---|---|---|
-//! | tensor | of a block: 2 all-reduces of `n H`; of the embedding: 1 | of a block: 2; of the head: 1, and two numbers of each position with logits |
+//! | tensor | of a block: 2 all-reduces of `n H`; of the embedding: 1 | of a block: 2; of the head: 1 |
 //! | tensor, Megatron's mode | a gather and a reduce-scatter in place of each all-reduce | the same |
 //! | sequence, Ulysses | of a block: all-to-all of queries, keys, values, results | the same |
 //! | sequence, ring | of a block: keys and values, `P - 1` times | the same, and `P` times their gradients in fp32 |
@@ -14,10 +14,11 @@
 //! | data, expert, sequence | | once in a step: the gradients, in fp32; with ZeRO also weights |
 //!
 //! The last block drops the tokens without logits after attention, unless the layout needs all of them
-//! ([`Layout::keeps_all_tokens`]). Recomputation repeats what a block exchanges in its forward pass. Megatron's
-//! mode adds up the gradients of norms once in a step, and a pipeline those of a tied embedding. Not counted
-//! are the padding of the chunks that ZeRO divides, and single numbers of a step, such as its loss.
-//! `docs/parallel.md` has the same table for users.
+//! ([`Layout::keeps_all_tokens`]). Recomputation repeats what a block exchanges in its forward pass. The loss
+//! of a vocabulary that is divided exchanges two numbers for each position with logits. Once in a step,
+//! Megatron's mode adds up the gradients of norms, and a pipeline adds up the gradients of a tied embedding.
+//! Not counted are the padding of the chunks that ZeRO divides, and single numbers of a step, such as its
+//! loss. `docs/parallel.md` has the same table for users.
 
 use parallel::Axis;
 use serde::Serialize;
@@ -173,7 +174,7 @@ impl Traffic<'_> {
         match segment.part {
             Part::Embedding => self.all_reduces(self.rows.tokens, 1.0),
             Part::Block { .. } => {
-                let drops = segment.selected > 0.0 && self.layout.size(Axis::Pipeline) == 1;
+                let drops = segment.selected_fraction > 0.0 && self.layout.size(Axis::Pipeline) == 1;
                 self.all_reduces(if drops { self.rows.predicted } else { self.rows.tokens }, 2.0)
             }
             Part::Head => Vec::new(),
@@ -192,7 +193,7 @@ impl Traffic<'_> {
 
     /// Whether the last block drops the tokens without logits.
     fn drops_tokens(&self, segment: &Segment) -> bool {
-        segment.selected > 0.0 && !self.layout.keeps_all_tokens()
+        segment.selected_fraction > 0.0 && !self.layout.keeps_all_tokens()
     }
 
     /// The numbers of a loss of tokens whose vocabulary or whose tokens ranks divide.
@@ -374,7 +375,7 @@ mod tests {
     #[test]
     fn the_last_block_drops_tokens_only_where_nobody_needs_them() {
         let mut last = block();
-        last.selected = 0.5;
+        last.selected_fraction = 0.5;
         let model = Model { segments: vec![last], ..model() };
         let rows = RowTokens { predicted: 3.0, ..ROWS };
         let bytes = |layout: &Layout| -> [f64; 2] {
@@ -382,8 +383,8 @@ mod tests {
             [traffic.forward(&last), traffic.backward(&last)]
                 .map(|exchanges| exchanges.iter().map(Exchange::bytes_sent).sum())
         };
-        // Of two all-reduces over two ranks, of 12 or of 3 tokens with 8 bytes: both out of attention and of the
-        // MLP, and of those into them only the one into the MLP is small.
+        // Of two all-reduces over two ranks, of 12 or of 3 tokens with 8 bytes: both out of attention and of
+        // the MLP, and of those into them only the one into the MLP is small.
         assert_eq!(bytes(&layout(&[(Axis::Tensor, 2)], SequenceMode::None)), [24.0 + 24.0, 96.0 + 24.0]);
         let pipeline = [(Axis::Pipeline, 2), (Axis::Tensor, 2)];
         assert_eq!(bytes(&layout(&pipeline, SequenceMode::None)), [192.0, 192.0]);

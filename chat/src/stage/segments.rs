@@ -136,7 +136,7 @@ fn without_weights(planned: &PlannedModel<'_>, config: &RunConfig, layout: &Layo
         let last = segments.len() - 2;
         let all = segments[last].operations.total();
         let before = projections(architecture, layout).total() - out_projection(architecture).total();
-        segments[last].selected = 1.0 - before / all;
+        segments[last].selected_fraction = 1.0 - before / all;
     }
     if planned.is_trained && planned.lora.is_none() {
         for segment in &mut segments {
