@@ -499,3 +499,33 @@ fn a_host_that_is_too_small_ends_the_run_with_the_numbers() {
     run(&scratch, &format!("{} --device DEVICE", line("sft", "out", budget)), None)
         .fails(4, &["memory of the host", "host_memory is 0 MiB"]);
 }
+
+#[test]
+fn auto_plans_for_the_hardware_that_the_run_file_names() {
+    let scratch = with_large_model();
+    let file = |memory: u64| {
+        format!(
+            "source = \"round numbers\"\n[device]\nname = \"round\"\nmemory = {memory}\nmemory_read = 1e12\n\
+             memory_copy = 1e12\nattention = {{ float32 = 1e12, bfloat16 = 1e12 }}\n\
+             elementwise = {{ float32 = 1e12, bfloat16 = 1e12 }}\n\
+             matmul = [{{ width = 128, flops = {{ float32 = 1e13, bfloat16 = 1e13 }} }}]\n"
+        )
+    };
+    scratch.write("gpu.toml", &file(1 << 34));
+    scratch.write("small.toml", &file(1 << 24));
+    let chosen = " --set train.activation_checkpointing=true";
+    let auto = |out: &str, sets: &str| {
+        let sets = format!("--device DEVICE --set parallel.auto=true {sets}");
+        line("sft", out, &sets).replace(chosen, "")
+    };
+
+    let outcome = run(&scratch, &auto("auto", "--set parallel.hardware=gpu.toml"), None);
+    outcome.succeeds();
+    assert!(outcome.stderr.contains("[parallel] auto: the fastest of"), "{outcome:#?}");
+    // The speeds of a GPU are not measured, and the file of a processor is no GPU.
+    run(&scratch, &auto("none", ""), None).fails(2, &["parallel.auto", "name its hardware"]);
+    let other = auto("none", "--set parallel.hardware=laptop");
+    run(&scratch, &other, None).fails(2, &["parallel.hardware", "this run computes on GPUs"]);
+    let small = auto("none", "--set parallel.hardware=small.toml");
+    run(&scratch, &small, None).fails(4, &["none that fit", "no `[host]`"]);
+}

@@ -1,9 +1,9 @@
 //! The output folder of a run or a pipeline: checks whether a run may start in it, locks it, and selects the
 //! checkpoint from which a resumed run continues.
 //!
-//! Whose the folder is, is told by its marker ([`crate::own_folder`]). The process that writes into the folder
-//! (rank 0 of a job) holds a lock on the file `out/.colossal-chat.lock` until the process exits, even if it
-//! crashes.
+//! Whose the folder is, is told by its marker ([`crate::own_folder`]). The process that writes into the
+//! folder (rank 0 of a job) holds a lock on the file `out/.colossal-chat.lock` until the process exits, even
+//! if it crashes.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{Read, Write};

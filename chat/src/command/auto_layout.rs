@@ -112,32 +112,28 @@ impl OpenRun<'_> {
             for message in &messages {
                 print_stderr(message);
             }
-            self.without_flags(error)
+            self.name_hardware(error)
         })
     }
 
-    /// Names the key of the run file where an error of `plan` names its flag.
-    fn without_flags(&self, error: anyhow::Error) -> anyhow::Error {
-        match error.downcast::<ConfigError>() {
-            Ok(ConfigError::Argument { problem, .. }) => {
-                let is_named = self.config.parallel.hardware.is_some();
-                refused(if is_named { "parallel.hardware" } else { "parallel.auto" }, problem)
-            }
-            Ok(error) => error.into(),
+    /// Names the key whose hardware lacks something for the plan, such as links for as many ranks.
+    fn name_hardware(&self, error: anyhow::Error) -> anyhow::Error {
+        let is_named = self.config.parallel.hardware.is_some();
+        let key = if is_named { "parallel.hardware" } else { "parallel.auto" };
+        match error.downcast::<planner::Error>() {
+            Ok(error) => refused(key, error.to_string()),
             Err(error) => error,
         }
     }
 
     /// The hardware that the command line or the run file names, or this machine.
     fn hardware(&self) -> anyhow::Result<Hardware> {
-        let is_plan = if let RunMode::Plan(request) = self.mode {
-            if let Some(hardware) = &request.hardware {
-                return Ok(hardware.clone());
-            }
-            true
-        } else {
-            false
-        };
+        if let RunMode::Plan(PlanRequest { hardware: Some(hardware), .. }) = self.mode {
+            return Ok(hardware.clone());
+        }
+
+        // A plan may be for another machine, and a run may not.
+        let is_plan = matches!(self.mode, RunMode::Plan(_));
         if let Some(name) = &self.config.parallel.hardware {
             let hardware = hardware::find(name)?;
             if !is_plan && hardware.device.threads.is_none() != self.is_on_gpu {
@@ -147,6 +143,7 @@ impl OpenRun<'_> {
             }
             return Ok(hardware);
         }
+
         if self.is_on_gpu {
             let problem = "the speeds of a GPU are not measured: name its hardware with [parallel] hardware";
             return Err(refused("parallel.auto", problem.to_owned()));

@@ -28,11 +28,20 @@ pub(crate) fn run(arguments: &PlanArgs, threads: Option<usize>) -> anyhow::Resul
     let request = PlanRequest { search, hardware, trace: trace.is_some() };
     let (config, overrides) = (config.clone(), overrides.clone());
     let arguments = TrainArgs { config, overrides, dry_run: true, resume: false, nproc, ui: false };
-    let Some(plan) = train::run_for(RunMode::Plan(&request), stage, &arguments, threads)? else {
-        return Ok(());
-    };
+    let planned = train::run_for(RunMode::Plan(&request), stage, &arguments, threads);
+    let Some(plan) = planned.map_err(name_hardware)? else { return Ok(()) };
     plan.print(*json)?;
     trace.map_or(Ok(()), |file| file.write(&plan))
+}
+
+/// Names the flag whose hardware lacks something for the plan, such as links for as many ranks.
+fn name_hardware(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast::<planner::Error>() {
+        Ok(error) => {
+            ConfigError::Argument { argument: "--hardware".to_owned(), problem: error.to_string() }.into()
+        }
+        Err(error) => error,
+    }
 }
 
 /// The file of `--trace`.

@@ -36,8 +36,8 @@ impl RunConfig {
         }
     }
 
-    /// Moves the models to the CPU, where a plan is made for any device. What leaves a device goes to the host,
-    /// and what leaves the CPU to the disk.
+    /// Moves the models to the CPU, where a plan is made for any device. What leaves a device goes to the
+    /// host, and what leaves the CPU to the disk.
     pub(crate) fn stay_on_cpu(&mut self) {
         if self.model.device == DeviceSetting::Cpu {
             return;

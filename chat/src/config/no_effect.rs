@@ -93,17 +93,14 @@ pub(super) fn by_setting(config: &RunConfig, stage: &StageSchema) -> Vec<Ignored
 
 /// The keys of schedules of the learning rate that another schedule does not read.
 fn by_scheduler(scheduler: Scheduler) -> Vec<IgnoredKey> {
-    let mut keys = Vec::new();
-    match scheduler {
-        Scheduler::Constant => keys.push(("train.min_lr_ratio", "scheduler = \"constant\" does not decay")),
-        Scheduler::Multistep => {
-            keys.push(("train.min_lr_ratio", "scheduler = \"multistep\" ends where its milestones lead to"));
-        }
-        Scheduler::OneCycle => {
-            keys.push(("train.min_lr_ratio", "scheduler = \"one_cycle\" ends at a 250,000th of the rate"));
-        }
-        _ => {}
-    }
+    let without_lowest_rate = match scheduler {
+        Scheduler::Constant => Some("scheduler = \"constant\" does not decay"),
+        Scheduler::Multistep => Some("scheduler = \"multistep\" ends where its milestones lead to"),
+        Scheduler::OneCycle => Some("scheduler = \"one_cycle\" ends at a 250,000th of the rate"),
+        _ => None,
+    };
+    let lowest_rate = without_lowest_rate.map(|reason| ("train.min_lr_ratio", reason));
+
     let readers = [
         ("train.decay_power", Scheduler::Polynomial, "only scheduler = \"polynomial\" has an exponent"),
         (
@@ -115,8 +112,7 @@ fn by_scheduler(scheduler: Scheduler) -> Vec<IgnoredKey> {
         ("train.gamma", Scheduler::Multistep, "only scheduler = \"multistep\" has milestones"),
     ];
     let unread = readers.into_iter().filter(|(_, reader, _)| *reader != scheduler);
-    keys.extend(unread.map(|(key, _, reason)| (key, reason)));
-    keys
+    lowest_rate.into_iter().chain(unread.map(|(key, _, reason)| (key, reason))).collect()
 }
 
 fn by_parallel(parallel: &ParallelSection) -> Vec<IgnoredKey> {

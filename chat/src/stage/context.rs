@@ -1,7 +1,6 @@
 //! The setup that all stages share: the folder to start from, the split of the model over the mesh, and the
 //! run folder.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,7 +15,8 @@ use models::config::Config;
 use models::decoder;
 use models::lora::{AdapterFile, AdapterFolder, LoraPlan};
 use models::weights::WeightFolder;
-use parallel::{Axis, Mesh, ProcessGroups, SentByGroup, Transport, memory};
+use parallel::comm::SentByGroup;
+use parallel::{Axis, Mesh, ProcessGroups, Transport, memory};
 use planner::Hardware;
 use rlhf::event::Recorder;
 use rlhf::run::{SaveFn, StageRun, StepIntervals, TaskEvaluationFn, TaskScores};
@@ -373,15 +373,10 @@ pub(super) fn run_in_folder(
     drop(live);
     events.end(&trained);
     drop(work);
-    trained.inspect_err(|error| {
-        if groups.is_rank_zero() {
-            report_newest_checkpoint(&config.out, error);
-        }
-    })?;
-    report_traffic(&ctx.memory, groups);
+    trained.inspect_err(|error| report_newest_checkpoint(&config.out, error, groups))?;
     report_communication(&config.out, &sent_before, groups)?;
     step_seconds.report(predicted_seconds, ctx.stage);
-    report_peak_memory(predicted_bytes, groups)
+    report_memory(&ctx.memory, predicted_bytes, groups)
 }
 
 /// Returns the recorders of the files of the run folder `out`. The first one opens the folder when the run
@@ -447,13 +442,22 @@ fn report_communication(out: &Path, before: &SentByGroup, groups: &ProcessGroups
             _ => Ok(()),
         };
     }
-    let sent = groups.world().all_gather_object(vec![groups.sent_since(before)])?;
+    let sent = groups.world().all_gather_object(vec![groups.sent().since(before)])?;
     if groups.is_rank_zero() {
         own_file::write(&path, serde_json::to_string_pretty(&sent)?.as_bytes())?;
-        let bytes: u64 = sent[0].values().flat_map(BTreeMap::values).map(|sent| sent.bytes).sum();
-        print_stderr(&format!("sent by rank 0: {}", quantities::mebibytes(&[bytes])));
+        print_stderr(&format!("sent by rank 0: {}", quantities::mebibytes(&[sent[0].bytes()])));
     }
     Ok(())
+}
+
+/// Prints what the models took of their budget, and the peak of each process.
+fn report_memory(
+    memory: &ChunkManager,
+    predicted: Option<usize>,
+    groups: &ProcessGroups,
+) -> anyhow::Result<()> {
+    report_traffic(memory, groups);
+    report_peak_memory(predicted, groups)
 }
 
 /// Prints the peak memory of each process, beside the one that was `predicted` for the process that needs
@@ -548,8 +552,8 @@ pub(super) fn check_mesh(config: &RunConfig, models: &[&Config], mesh: &Mesh) ->
 
 /// Prints the newest checkpoint of a failed run, if there is one. An interrupted run reports its checkpoint
 /// itself.
-fn report_newest_checkpoint(out: &Path, error: &rlhf::Error) {
-    if matches!(error, rlhf::Error::Interrupted { .. }) {
+fn report_newest_checkpoint(out: &Path, error: &rlhf::Error, groups: &ProcessGroups) {
+    if !groups.is_rank_zero() || matches!(error, rlhf::Error::Interrupted { .. }) {
         return;
     }
     let newest =

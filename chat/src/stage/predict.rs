@@ -41,23 +41,19 @@ pub(super) fn check(
         RunMode::Plan(request) => Some(request),
         RunMode::Train | RunMode::DryRun => None,
     };
-    let named = match request {
-        Some(PlanRequest { hardware: None, .. }) => config.parallel.hardware.as_deref(),
-        _ => None,
-    };
-    let named = named.map(hardware::find).transpose()?;
-    let other = request.and_then(|request| request.hardware.as_ref()).or(named.as_ref());
     let search = request.and_then(|request| request.search);
-    let processes = search.map_or(ctx.mesh.world_size(), |scope| scope.ranks);
+    let processes = search.map_or(mesh.world_size(), |scope| scope.ranks);
+    let other = other_hardware(config, request)?;
     let measured = if other.is_none() { hardware::load(threads(config, ctx, processes))? } else { None };
-    let hardware = other.or(measured.as_ref());
-    let numbers = Numbers::new(config, models);
+    let hardware = other.as_ref().or(measured.as_ref());
+
     let program = hardware.and_then(|hardware| hardware.device.program);
     let program_bytes = program.map_or(peak_memory::PROGRAM_BYTES, |bytes| bytes as usize);
-    let machine_bytes = match other {
+    let machine_bytes = match &other {
         Some(hardware) => Some(hardware.device.memory_of_rank() as usize),
         None => memory::total_bytes().map(|bytes| bytes as usize),
     };
+    let numbers = Numbers::new(config, models);
     let work = Work { models, numbers: &numbers, lengths, program_bytes, machine_bytes };
 
     let shortage = Shortage::find(config, mesh, work)?;
@@ -75,11 +71,28 @@ pub(super) fn check(
     let plan =
         StagePlan { peak, shortage, search, communication, ..StagePlan::of(parameters, state.clone()) };
     let wants_trace = request.is_some_and(|request| request.trace);
-    let Some(hardware) = hardware else {
-        return if wants_trace { Err(unknown_speeds("--trace")) } else { Ok(plan) };
-    };
-    let trace = wants_trace.then(|| run.trace(hardware)).transpose().map_err(of_hardware)?;
-    let plan = StagePlan { trace, ..plan };
+    match hardware {
+        None if wants_trace => Err(unknown_speeds("--trace")),
+        None => Ok(plan),
+        Some(hardware) => {
+            let trace = wants_trace.then(|| run.trace(hardware)).transpose()?;
+            with_time(StagePlan { trace, ..plan }, run, hardware)
+        }
+    }
+}
+
+/// The hardware that a plan is made for in place of this machine: the command line names it, or
+/// `[parallel] hardware` does.
+fn other_hardware(config: &RunConfig, request: Option<&PlanRequest>) -> Result<Option<Hardware>, Failure> {
+    let Some(request) = request else { return Ok(None) };
+    match &request.hardware {
+        Some(hardware) => Ok(Some(hardware.clone())),
+        None => config.parallel.hardware.as_deref().map(hardware::find).transpose(),
+    }
+}
+
+/// The plan with the time of a step, or why it cannot be told.
+fn with_time(plan: StagePlan, run: PlannedRun<'_>, hardware: &Hardware) -> anyhow::Result<StagePlan> {
     Ok(match run.step_time(hardware) {
         Ok(time) => {
             let other_dtype = in_other_dtype(run, hardware)?;
@@ -102,7 +115,7 @@ fn search_layouts(
     let hardware = hardware.ok_or_else(|| unknown_speeds("--search"))?;
     // Ranks on this machine share its memory.
     let machine_bytes = Some(hardware.device.memory_of_rank() as usize);
-    search::fastest(stage, Work { machine_bytes, ..work }, hardware, scope).map_err(of_hardware)
+    search::fastest(stage, Work { machine_bytes, ..work }, hardware, scope)
 }
 
 /// Nothing is known of this machine's speeds, which a flag needs.
@@ -112,16 +125,6 @@ fn unknown_speeds(flag: &str) -> anyhow::Error {
                    hardware with --hardware"
             .to_owned();
     ConfigError::Argument { argument: flag.to_owned(), problem }.into()
-}
-
-/// What hardware lacks for a plan, such as links for as many ranks.
-fn of_hardware(error: anyhow::Error) -> anyhow::Error {
-    match error.downcast::<planner::Error>() {
-        Ok(error) => {
-            ConfigError::Argument { argument: "--hardware".to_owned(), problem: error.to_string() }.into()
-        }
-        Err(error) => error,
-    }
 }
 
 /// The time of a step of the same run with weights in the other dtype; `None` if the hardware lacks what that

@@ -1,9 +1,12 @@
 //! `plan --search`: the layouts of a number of ranks in which a step of a stage is fastest.
 //!
-//! What is chosen: the size of each axis of the mesh, the mode of sequence parallelism, the stage of ZeRO, the
-//! schedule of the pipeline, activation checkpointing, and the micro-batch. The rows of a step stay as they
-//! are. Every layout is one that `plan` predicts to fit into the memory of a rank, and its seconds are those
-//! that `plan` predicts of it. [`planner::search`] says how the best are found.
+//! What is chosen: the size of each axis of the mesh, the mode of sequence parallelism, the stage of ZeRO,
+//! the schedule of the pipeline, activation checkpointing, the micro-batch, and a budget where nothing fits
+//! without one. The rows of a step stay as they are. Every layout is one that `plan` predicts to fit into the
+//! memory of a rank, and its seconds are those that `plan` predicts of it. [`planner::search`] says how the
+//! best are found.
+
+mod found;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -16,20 +19,19 @@ use parallel::{Axis, Mesh, ProcessGroups};
 use planner::layout::SequenceMode as PlannedSequence;
 use planner::search::{Candidate, Space};
 use planner::{Hardware, search};
-use serde::Serialize;
 use text::number;
+
+pub(crate) use found::{FastLayout, Found};
 
 use super::fit;
 use super::model_memory::{ModelBytes, PlannedModel};
 use super::model_parallel::model_parallel;
-use super::peak_memory::{self, PeakMemory};
-use super::quantities;
+use super::peak_memory;
 use super::segments;
-use super::step_time::StepTime;
 use super::tasks;
 use super::work::{PlannedRun, Work};
 use crate::config::section::SequenceMode;
-use crate::config::{ChosenLayout, Difference, RunConfig, StageSchema, differences};
+use crate::config::{Difference, RunConfig, StageSchema, differences};
 use crate::launch;
 
 /// How many layouts are told.
@@ -53,42 +55,6 @@ pub(crate) struct SearchScope {
     pub(crate) ranks: usize,
     /// Whether micro-batch and activation checkpointing stay as the run file has them.
     pub(crate) keeps_micro_batch: bool,
-}
-
-/// What a search has found.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Found {
-    /// The device of a rank.
-    device: String,
-    /// The number of ranks.
-    ranks: usize,
-    /// The number of layouts that were compared.
-    layouts: usize,
-    /// The memory of a rank, in bytes.
-    available: Option<usize>,
-    /// The fastest layouts, the best first.
-    pub(crate) fastest: Vec<FastLayout>,
-    /// What to do if there is none.
-    #[serde(skip)]
-    advice: String,
-}
-
-/// A layout with what is predicted of it.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct FastLayout {
-    #[serde(skip)]
-    mesh: Mesh,
-    /// The run file with this layout, the data-parallel size included.
-    #[serde(skip)]
-    config: RunConfig,
-    /// The keys of the run file, with their values.
-    settings: BTreeMap<String, String>,
-    /// The seconds of a step.
-    step_time: StepTime,
-    /// The peak of the rank that needs most.
-    peak_memory: PeakMemory,
-    /// Its weights, gradients and optimizer state.
-    memory: Vec<ModelBytes>,
 }
 
 /// The search for the layouts of a stage.
@@ -403,114 +369,6 @@ fn device_name(hardware: &Hardware) -> String {
         || name.clone(),
         |threads| format!("{name}, {}", number::counted(threads as u64, "thread")),
     )
-}
-
-impl Found {
-    /// The layouts as lines of text.
-    pub(super) fn lines(&self) -> Vec<String> {
-        let Self { device, available, fastest, .. } = self;
-        if fastest.is_empty() {
-            return vec![format!("search: {}", self.nothing_fits())];
-        }
-
-        let mut lines =
-            vec![format!("search: the fastest of {} on {device}{}:", self.compared(), self.that_fit())];
-        for (index, layout) in fastest.iter().enumerate() {
-            lines.push(format!("  {}. {}", index + 1, layout.summary()));
-            lines.push(format!("     {}", layout.reasons(*available)));
-            let sets: Vec<String> =
-                layout.settings.iter().map(|(key, value)| format!("--set {key}={value}")).collect();
-            if !sets.is_empty() {
-                lines.push(format!("     {}", sets.join(" ")));
-            }
-        }
-        lines
-    }
-
-    /// Says that a layout is the fastest.
-    pub(crate) fn chosen(&self, layout: &FastLayout) -> String {
-        format!("the fastest of {}: {}", self.compared(), layout.summary())
-    }
-
-    /// Says that there is no layout, and what to do.
-    pub(crate) fn nothing_fits(&self) -> String {
-        let (compared, device, fit) = (self.compared(), &self.device, self.that_fit());
-        format!("of {compared} on {device}, there are none{fit}: {}", self.advice)
-    }
-
-    fn compared(&self) -> String {
-        let [layouts, ranks] = [(self.layouts, "layout"), (self.ranks, "rank")]
-            .map(|(count, noun)| number::counted(count as u64, noun));
-        format!("{layouts} of {ranks}")
-    }
-
-    fn that_fit(&self) -> String {
-        self.available.map_or_else(String::new, |bytes| format!(" that fit into {}", mebibytes(bytes)))
-    }
-}
-
-impl FastLayout {
-    /// Its keys in a run file.
-    pub(crate) fn layout(&self) -> ChosenLayout {
-        self.config.layout()
-    }
-
-    fn summary(&self) -> String {
-        let axes = self.mesh.axes_in_use().map(|axis| format!("{} {}", axis.name(), self.mesh.size(axis)));
-        let mut axes = axes.collect::<Vec<_>>().join(", ");
-        if axes.is_empty() {
-            "one rank".clone_into(&mut axes);
-        }
-        format!("{}: {axes}", quantities::in_seconds(self.step_time.seconds))
-    }
-
-    /// What the seconds and the bytes are made of, the largest parts first.
-    fn reasons(&self, available: Option<usize>) -> String {
-        let StepTime { seconds, computation, communication, waiting, rollout, update, offload } =
-            self.step_time;
-        let spent = largest_parts(
-            seconds,
-            [
-                (computation, "computation"),
-                (communication, "communication"),
-                (waiting, "waiting in the pipeline"),
-                (rollout, "rollout"),
-                (update, "updates"),
-                (offload, "moving chunks"),
-            ],
-        );
-
-        let sum = |part: fn(&ModelBytes) -> usize| self.memory.iter().map(part).sum::<usize>() as f64;
-        let PeakMemory { activations, logits, rollout, program, total, .. } = self.peak_memory;
-        let held = largest_parts(
-            total as f64,
-            [
-                (sum(|model| model.bytes.weights), "weights"),
-                (sum(|model| model.bytes.gradients), "gradients"),
-                (sum(|model| model.bytes.optimizer), "optimizer state"),
-                ((activations - logits) as f64, "activations"),
-                (logits as f64, "logits"),
-                (rollout as f64, "rollout"),
-                (program as f64, "program"),
-            ],
-        );
-        let of = available.map_or_else(String::new, |bytes| format!(" of {}", mebibytes(bytes)));
-        format!("{spent}; {}{of}: {held}", mebibytes(total))
-    }
-}
-
-/// The parts of a whole that are at least a hundredth of it, in percent.
-fn largest_parts<const N: usize>(whole: f64, mut parts: [(f64, &str); N]) -> String {
-    parts.sort_by(|(left, _), (right, _)| right.total_cmp(left));
-    let percent = |(part, name): &(f64, &str)| {
-        let percent = (100.0 * part / whole).round();
-        (percent >= 1.0).then(|| format!("{percent} % {name}"))
-    };
-    parts.iter().filter_map(percent).collect::<Vec<_>>().join(", ")
-}
-
-fn mebibytes(bytes: usize) -> String {
-    quantities::mebibytes(&[bytes as u64])
 }
 
 #[cfg(test)]

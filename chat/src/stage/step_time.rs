@@ -6,13 +6,13 @@
 //! comes beside them:
 //! - updates: 16 bytes a parameter and micro-batch, because a gradient is written and added to the sum; 3 x
 //!   gradients (norm, update, zero) + 2 x (weights, masters, moments); all over the speed of copies.
-//! - offload: the bytes that a budget moves ([`chunk_uses`](super::chunk_uses)), over the speed of the disk, or
-//!   of the host of a GPU.
+//! - offload: the bytes that a budget moves ([`chunk_uses`](super::chunk_uses)), over the speed of the disk,
+//!   or of the host of a GPU.
 //!
 //! `auto` moves chunks while it computes, so the larger of the two counts, for each of three phases: rollout
 //! and scoring, forward passes with the updates before them, backward passes. (Chunks are not read further
-//! ahead than an eighth of the budget.) The other placements wait for the transfers. Not counted: the reading of
-//! rows, checkpoints, evaluation.
+//! ahead than an eighth of the budget.) The other placements wait for the transfers. Not counted: the
+//! reading of rows, checkpoints, evaluation.
 
 use std::rc::Rc;
 
@@ -449,8 +449,8 @@ mod tests {
 
     #[test]
     fn a_supervised_step_by_hand() {
-        // Matrices of 8 (2 * 8 + 2 * 8) + 3 * 8 * 16 = 640 parameters. Of these, 8 * 8 + 3 * 8 * 16 = 448 only
-        // see the 4 positions with a loss: the others of 10 tokens count 0.3, so 2 * 640 * 5.8 = 7424
+        // Matrices of 8 (2 * 8 + 2 * 8) + 3 * 8 * 16 = 640 parameters. Of these, 8 * 8 + 3 * 8 * 16 = 448
+        // only see the 4 positions with a loss: the others of 10 tokens count 0.3, so 2 * 640 * 5.8 = 7424
         // operations, 2 * 8 * 50 = 800 of attention, and 2 * 32 * 8 * 4 = 2048 of the head. A block keeps 2
         // (8 + 1) + 2 * 8 + 4 * 8 + 2 + 3 * 16 = 116 numbers of a token.
         let mut config = two_rows();
